@@ -1,0 +1,33 @@
+"""The words a configuration chooses between, each defined once. Imports nothing heavy."""
+
+from typing import Literal
+
+Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
+"""How two distributions are compared, teacher first: KL(T‖S), KL(S‖T), or the generalised JSD."""
+
+Clip = Literal["none", "pointwise", "per_token"]
+"""`per_token`: min(D_t, c). `pointwise`: each vocabulary entry's contribution is at most c, before the sum."""
+
+Handling = Literal["project", "redistribute", "shuffle"]
+"""What becomes of the teacher's attention on the solution: dropped and renormalised, given to the shared
+prompt positions in proportion to the teacher's attention there, or the same shares randomly permuted."""
+
+Support = Literal["context", "problem", "response"]
+"""Which shared positions are compared: all that both see, the problem's tokens, or the response so far."""
+
+Query = Literal["predicting", "generated"]
+"""Whose attention row belongs to step t: the position that predicts the token, or the token's own."""
+
+Impl = Literal["auto", "chunked", "reference"]
+"""`reference` is the definition in plain PyTorch; `chunked` is exact and never holds the whole matrix."""
+
+BadRow = Literal["stop", "skip"]
+"""What to do with a row that cannot be used."""
+
+CutPolicy = Literal["tail", "head", "middle", "skip"]
+"""Which part of a solution that does not fit is cut away; `skip` gives the row up instead."""
+
+Imitation = Literal["neutralise", "refuse"]
+"""What to do with text that imitates the chat template's control tokens."""
+
+Role = Literal["student", "teacher"]

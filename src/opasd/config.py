@@ -1,0 +1,171 @@
+"""The configuration: every field documented once, here; `--help` and the docs reuse the text. Imports no torch."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from opasd.choices import (
+    BadRow,
+    Clip,
+    CutPolicy,
+    Divergence,
+    Handling,
+    Imitation,
+    Impl,
+    Query,
+    Support,
+)
+
+
+class Section(BaseModel):
+    """A strict, immutable group of fields; an attribute's docstring is its help text."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
+    )
+
+
+class ColumnConfig(Section):
+    """Which column of the data holds what."""
+
+    question: str = "problem"
+    """Column with the problem's text."""
+    solution: str = "solution"
+    """Column with the verified worked solution."""
+    answer: str | None = None
+    """Column with the final answer, for grading. Unset: the column `answer` (or `Answer`) is used if there is one."""
+
+
+class DataConfig(Section):
+    """Where the problems come from and which of them are used."""
+
+    source: str = "siyanzhao/Openthoughts_math_30k_opsd"
+    """A data set on the Hugging Face hub, a local folder of the same form, or a jsonl, json, parquet or csv file."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub data set. Unset: the newest commit, whose hash is recorded with the run."""
+    subset: str | None = None
+    """Name of a hub data set's configuration, if it has several."""
+    split: str = "train"
+    """Split to read."""
+    columns: ColumnConfig = ColumnConfig()
+    """Column mapping."""
+    on_bad_row: BadRow = "stop"
+    """A row with a missing column, empty or non-string text or an over-long solution: stop, or skip and count it."""
+    solution_limit: int = Field(default=1_000_000, gt=0)
+    """A solution of more characters than this is a bad row."""
+    max_question_chars: int | None = Field(default=None, gt=0)
+    """Leave out problems with a longer question."""
+    max_solution_chars: int | None = Field(default=None, gt=0)
+    """Leave out problems with a longer solution."""
+    deduplicate: bool = True
+    """Keep only the first of the rows whose questions are equal up to white space."""
+    sample: int | None = Field(default=None, gt=0)
+    """Use this many problems, drawn with `seed`, in the order of the source. Unset: all."""
+    seed: int = 42
+    """Seed of the sample."""
+
+
+class PromptConfig(Section):
+    """The wording of the two roles. A context is the model's own chat template around one user message."""
+
+    student: str = "Problem: {question}\n\n{instruction}"
+    """The student's message. Fields: {question}, {instruction}."""
+    teacher: str = "Problem: {question}\n\n{reference}\n{instruction}"
+    """The teacher's message. Fields: {question}, {reference}, {instruction}."""
+    reference: str = (
+        "Here is a reference solution to this problem:\n"
+        "=== Reference Solution Begin ===\n{solution}\n=== Reference Solution End ===\n\n"
+        "Read the reference solution until every step of it is clear to you, without copying its wording. "
+        "Then work the problem out again by reasoning of your own, up to the same final answer."
+    )
+    """The block only the teacher sees: markers, {solution} and the transition to its own reasoning."""
+    instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
+    """The instruction both roles end with. Taken literally."""
+    system: str | None = None
+    """System prompt of both roles. Unset: whatever the chat template does without one."""
+    student_thinking: bool = False
+    """Thinking mode of the student's context, where the chat template has a switch for it."""
+    teacher_thinking: bool = True
+    """Thinking mode of the teacher's context, where the chat template has a switch for it."""
+    max_student_tokens: int = Field(default=2048, gt=0)
+    """Longest student context before the rollout. A problem over it is never cut; its row is bad."""
+    max_teacher_tokens: int = Field(default=16_384, gt=0)
+    """Longest teacher context before the rollout. Only the solution is ever cut to fit it."""
+    cut_solution: CutPolicy = "tail"
+    """Which part of a solution that does not fit is cut away (`tail`, `head`, `middle`), or `skip` the row."""
+    imitation: Imitation = "neutralise"
+    """Control tokens of the chat template inside a problem or solution: make them plain text, or refuse the row."""
+
+
+class TokenLossConfig(Section):
+    """The token-level loss (OPSD): the student learns the teacher's next-token distribution."""
+
+    divergence: Divergence = "forward_kl"
+    """Divergence between the next-token distributions, teacher first."""
+    jsd_beta: float = Field(default=0.5, gt=0, lt=1)
+    """Weight of the teacher in the mixture of the Jensen-Shannon divergence."""
+    temperature: float = Field(default=1.1, gt=0)
+    """Temperature of both distributions in the loss; the sampling temperature is another setting."""
+    clip: Clip = "per_token"
+    """Clip each token's divergence, each vocabulary entry's contribution to it, or nothing."""
+    clip_threshold: float = Field(default=0.05, gt=0)
+    """Threshold of the clipping."""
+    top_k: int | None = Field(default=None, gt=0)
+    """Compare the teacher's k likeliest tokens one by one and all others as one. Unset: the full vocabulary."""
+    impl: Impl = "auto"
+    """Implementation."""
+    chunk_tokens: int | None = Field(default=None, gt=0)
+    """Tokens whose logits are held at a time. Unset: as many as fit a fixed workspace."""
+
+
+class AttentionLossConfig(Section):
+    """The attention-level loss (OPASD): the student learns where the teacher looks."""
+
+    divergence: Divergence = "jsd"
+    """Divergence between the attention rows, teacher first."""
+    jsd_beta: float = Field(default=0.5, gt=0, lt=1)
+    """Weight of the teacher in the mixture of the Jensen-Shannon divergence."""
+    layers: int = Field(default=1, gt=0)
+    """How many of the last attention layers are compared; their losses are averaged."""
+    handling: Handling = "project"
+    """What becomes of the teacher's attention on the solution."""
+    support: Support = "context"
+    """Which shared positions are compared."""
+    query: Query = "predicting"
+    """Whose attention row belongs to a step: the position that predicts its token, or the token's own."""
+    shuffle_seed: int = 0
+    """Seed of the permutation that `handling: shuffle` uses."""
+    impl: Impl = "auto"
+    """Implementation."""
+    chunk_queries: int = Field(default=128, gt=0)
+    """Query rows whose attention is held at a time."""
+
+    @model_validator(mode="after")
+    def _redistribution_needs_the_prompt(self) -> Self:
+        if self.handling != "project" and self.support == "response":
+            raise ValueError(
+                f"handling: {self.handling} gives the solution's attention to shared prompt positions, "
+                "but support: response leaves none; use support: context or problem, or handling: project"
+            )
+        return self
+
+
+class ObjectiveConfig(Section):
+    """λ_tok · token loss + λ_attn · attention loss, averaged over a rollout's tokens, then over rollouts."""
+
+    token_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the token loss; 0 trains on attention alone."""
+    attention_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    """Weight of the attention loss; 0 is OPSD."""
+    token: TokenLossConfig = TokenLossConfig()
+    """Token loss."""
+    attention: AttentionLossConfig = AttentionLossConfig()
+    """Attention loss."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if self.token_weight == 0 and self.attention_weight == 0:
+            raise ValueError(
+                "token_weight and attention_weight are both 0: nothing to learn; set one of them above 0"
+            )
+        return self

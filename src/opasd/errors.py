@@ -1,0 +1,33 @@
+"""What a user can do wrong, and what a model can do wrong: errors shown without a traceback.
+
+Each also inherits the standard type a library caller would catch. A message says what was wrong, what was
+found and what to do.
+"""
+
+
+class OpasdError(Exception):
+    """Any error that is the input's fault and not this package's."""
+
+
+class ConfigError(OpasdError, ValueError):
+    """A configuration that cannot be run."""
+
+
+class DataError(OpasdError, ValueError):
+    """A data set that cannot be read, or a row that cannot be used."""
+
+
+class PromptError(OpasdError, ValueError):
+    """A problem that cannot be rendered into the two roles' contexts."""
+
+
+class AlignmentError(OpasdError, ValueError):
+    """Two contexts whose common part does not stand at corresponding positions."""
+
+
+class CaptureError(OpasdError, RuntimeError):
+    """A model whose attention or output head cannot be read off exactly."""
+
+
+class NonFiniteError(OpasdError, FloatingPointError):
+    """NaN or infinity in a model's output, with the rollout in which it appeared."""
