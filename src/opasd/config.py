@@ -20,9 +20,7 @@ from opasd.choices import (
 class Section(BaseModel):
     """A strict, immutable group of fields; an attribute's docstring is its help text."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
 
 class ColumnConfig(Section):
@@ -165,7 +163,5 @@ class ObjectiveConfig(Section):
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
         if self.token_weight == 0 and self.attention_weight == 0:
-            raise ValueError(
-                "token_weight and attention_weight are both 0: nothing to learn; set one of them above 0"
-            )
+            raise ValueError("token_weight and attention_weight are both 0: nothing to learn; set one of them above 0")
         return self
