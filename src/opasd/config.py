@@ -68,13 +68,13 @@ class PromptConfig(Section):
 
     student: str = "Problem: {question}\n\n{instruction}"
     """The student's message. Fields: {question}, {instruction}."""
-    teacher: str = "Problem: {question}\n\n{reference}\n{instruction}"
+    teacher: str = "Problem: {question}\n\n{reference}{instruction}"
     """The teacher's message. Fields: {question}, {reference}, {instruction}."""
     reference: str = (
         "Here is a reference solution to this problem:\n"
         "=== Reference Solution Begin ===\n{solution}\n=== Reference Solution End ===\n\n"
         "Read the reference solution until every step of it is clear to you, without copying its wording. "
-        "Then work the problem out again by reasoning of your own, up to the same final answer."
+        "Then work the problem out again by reasoning of your own, up to the same final answer.\n"
     )
     """The block only the teacher sees: markers, {solution} and the transition to its own reasoning."""
     instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -85,6 +85,8 @@ class PromptConfig(Section):
     """Thinking mode of the student's context, where the chat template has a switch for it."""
     teacher_thinking: bool = True
     """Thinking mode of the teacher's context, where the chat template has a switch for it."""
+    template_options: dict[str, str | int | bool] = {}
+    """Further variables of the chat template, the same for both roles, such as `date_string` of Llama 3."""
     max_student_tokens: int = Field(default=2048, gt=0)
     """Longest student context before the rollout. A problem over it is never cut; its row is bad."""
     max_teacher_tokens: int = Field(default=16_384, gt=0)

@@ -4,6 +4,8 @@ Each also inherits the standard type a library caller would catch. A message say
 found and what to do.
 """
 
+from typing import Literal
+
 
 class OpasdError(Exception):
     """Any error that is the input's fault and not this package's."""
@@ -17,8 +19,15 @@ class DataError(OpasdError, ValueError):
     """A data set that cannot be read, or a row that cannot be used."""
 
 
+BadPrompt = Literal["student_too_long", "solution_too_long", "imitation", "template", "text"]
+
+
 class PromptError(OpasdError, ValueError):
-    """A problem that cannot be rendered into the two roles' contexts."""
+    """A problem that cannot be rendered into the two roles' contexts; `reason` is what a report counts it under."""
+
+    def __init__(self, message: str, reason: BadPrompt = "template") -> None:
+        super().__init__(message)
+        self.reason: BadPrompt = reason
 
 
 class AlignmentError(OpasdError, ValueError):

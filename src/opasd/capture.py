@@ -1,0 +1,256 @@
+"""The queries and keys of a model's last attention layers, taken while the model runs its own fast attention.
+
+Every model of transformers asks a registry for its attention function by name. While a capture is entered, that name
+answers with a wrapper that notes the queries and keys of the chosen modules (after normalisation and rotary embedding,
+key heads not repeated) and then does what the model would have done. The name stays the same, so masks, kernels and
+caches do too. Which modules are the last ones is observed in a probe forward, so hybrid stacks need no special case.
+
+The captured layers are left out of gradient checkpointing: their activations are what the loss differentiates.
+
+Shapes: B sequences, H query heads, K key heads, T positions, D head size.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from opasd.errors import CaptureError
+from opasd.losses.attention import LayerAttention, attention_heads
+
+Observer = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class CapturedLayer:
+    """One forward of one attention layer, for the whole batch."""
+
+    query_BHTD: Tensor
+    key_BKTD: Tensor
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks_H: Tensor | None
+    evidence: tuple[Tensor, Tensor] | None
+    """Values [B, K, T, D] and the layer's output [B, T, H, D], until the capture has been verified on them."""
+
+    def sequence(self, row: int, start: int, stop: int, queries: slice) -> LayerAttention:
+        """The layer's attention for one sequence of the batch; `queries` counts from the sequence's start."""
+        return LayerAttention(
+            self.query_BHTD[row, :, start:stop][:, queries],
+            self.key_BKTD[row, :, start:stop],
+            self.scaling,
+            self.sliding_window,
+            self.softcap,
+            self.sinks_H,
+        )
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside data-parallel, compiled and PEFT wrappers."""
+    from peft import PeftModel
+
+    while not isinstance(model, PreTrainedModel):
+        if isinstance(model, PeftModel):
+            model = model.get_base_model()
+        elif isinstance(inner := getattr(model, "module", getattr(model, "_orig_mod", None)), nn.Module):
+            model = inner
+        else:
+            raise CaptureError(f"expected a transformers model, got {type(model).__name__}")
+    return model
+
+
+def model_type(model: nn.Module) -> str:
+    return str(unwrap(model).config.model_type)
+
+
+class AttentionCapture:
+    """`with capture: model(...)` leaves the last `num_layers` attention layers in `capture.layers`, deepest last."""
+
+    def __init__(self, model: nn.Module, num_layers: int = 1) -> None:
+        self.model = model
+        refuse_reentrant_checkpointing(model)
+        modules = attention_modules(model)
+        self.is_hybrid = len(modules) < unwrap(model).config.get_text_config().num_hidden_layers
+        if len(modules) < num_layers:
+            raise CaptureError(
+                f"the last {num_layers} attention layers were asked for, but the {model_type(model)} model has "
+                f"{len(modules)}; set objective.attention.layers to at most that"
+            )
+        self.modules = modules[len(modules) - num_layers :]
+        self._checkpointed = [_checkpointed_ancestor(model, module) for module in self.modules]
+        self._captured: dict[nn.Module, CapturedLayer] = {}
+        self._verified = False
+        self._stack = ExitStack()
+
+    @property
+    def layers(self) -> list[CapturedLayer]:
+        missing = [module for module in self.modules if module not in self._captured]
+        if missing:
+            raise CaptureError(
+                f"the {model_type(self.model)} model did not run {len(missing)} of its captured attention layers "
+                "through transformers' attention interface; its attention cannot be captured"
+            )
+        return [self._captured[module] for module in self.modules]
+
+    def __enter__(self) -> Self:
+        self._captured.clear()
+        refuse_reentrant_checkpointing(self.model)
+        with ExitStack() as stack:
+            stack.enter_context(_observed(self.model, self._note))
+            for layer in self._checkpointed:
+                if layer is not None and layer.gradient_checkpointing:
+                    layer.gradient_checkpointing = False
+                    stack.callback(setattr, layer, "gradient_checkpointing", True)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is None and torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters()):
+            for layer in self.layers:
+                if not (layer.query_BHTD.requires_grad or layer.key_BKTD.requires_grad):
+                    raise CaptureError(
+                        f"no gradient reaches the queries and keys of the {model_type(self.model)} model's captured "
+                        "attention layer, so the attention loss would train nothing; let LoRA target q_proj or k_proj"
+                    )
+
+    def clear(self) -> None:
+        """Let go of the captured tensors."""
+        self._captured.clear()
+
+    def _note(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, output: Tensor, kwargs: dict[str, Any]
+    ) -> None:
+        if module not in self.modules:
+            return
+        if query.shape[2] != key.shape[2]:
+            raise CaptureError(
+                f"expected a forward without a key-value cache, got {key.shape[2]} keys for {query.shape[2]} queries; "
+                "call the model with use_cache=False"
+            )
+        # Attention dropout makes an output that no attention row explains: nothing to verify then.
+        verifiable = not self._verified and not kwargs.get("dropout")
+        self._captured[module] = CapturedLayer(
+            query,
+            key,
+            float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
+            kwargs.get("sliding_window"),
+            kwargs.get("softcap"),
+            kwargs.get("s_aux"),
+            (value.detach(), output.detach()) if verifiable else None,
+        )
+
+    def verify(self, row: int, start: int, stop: int) -> None:
+        """Check once that the captured attention of a sequence's last position gives what the model computed there.
+
+        This is what makes the capture model-generic: a mask, bias or cap it does not know of cannot go unnoticed.
+        """
+        for layer in self.layers:
+            if self._verified or layer.evidence is None:
+                continue
+            value_BKTD, output_BTHD = layer.evidence
+            last = stop - start - 1
+            role = layer.sequence(row, start, stop, slice(last, last + 1)).detach()
+            heads_HTS = attention_heads(role, torch.tensor([last], device=role.query_HTD.device))
+            repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
+            value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)
+            error = float(((heads_HTS @ value_HSD)[:, 0] - output_BTHD[row, stop - 1]).abs().max())
+            tolerance = 32 * torch.finfo(output_BTHD.dtype).eps * float(value_HSD.abs().max())
+            if not error <= max(tolerance, 1e-5) and bool(output_BTHD.isfinite().all()):
+                implementation = unwrap(self.model).config._attn_implementation
+                raise CaptureError(
+                    f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is "
+                    f"not the one its queries and keys give (off by {error:.1e}); try attn_implementation='eager', "
+                    "and if that fails too this model type is not supported"
+                )
+        self._verified = True
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """The attention modules of a model in the order in which a probe forward of two tokens runs them."""
+    seen: list[nn.Module] = []
+
+    def note(module: nn.Module, *_: object) -> None:
+        if module not in seen:
+            seen.append(module)
+
+    device = next(model.parameters()).device
+    with torch.no_grad(), _observed(model, note):
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device), use_cache=False)
+    if not seen:
+        raise CaptureError(
+            f"the {model_type(model)} model runs no attention layer through transformers' attention interface, so its "
+            "attention cannot be captured; set objective.attention_weight to 0 to train without it"
+        )
+    return seen
+
+
+def refuse_reentrant_checkpointing(model: nn.Module) -> None:
+    """Reentrant checkpointing runs the forward without a graph: what is captured in it has no gradient."""
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+            function = getattr(module, "_gradient_checkpointing_func", None)
+            if isinstance(function, functools.partial) and function.keywords.get("use_reentrant", True):
+                raise CaptureError(
+                    "gradient checkpointing is on with use_reentrant=True, under which the captured queries and keys "
+                    "get no gradient; use gradient_checkpointing_kwargs={'use_reentrant': False}"
+                )
+            return
+
+
+def _checkpointed_ancestor(model: nn.Module, target: nn.Module) -> GradientCheckpointingLayer | None:
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer) and any(child is target for child in module.modules()):
+            return module
+    return None
+
+
+def _registries(model: nn.Module) -> list[AttentionInterface]:
+    """The registries a model's code asks: nearly always the one all models share."""
+    found = {id(ALL_ATTENTION_FUNCTIONS): ALL_ATTENTION_FUNCTIONS}
+    for name in {type(module).__module__ for module in model.modules()}:
+        registry = getattr(sys.modules.get(name), "ALL_ATTENTION_FUNCTIONS", None)
+        if isinstance(registry, AttentionInterface):
+            found[id(registry)] = registry
+    return list(found.values())
+
+
+@contextmanager
+def _observed(model: nn.Module, note: Observer) -> Iterator[None]:
+    """While entered, every call of an attention function of this model is noted after it was made."""
+    mine = set(model.modules())
+    configs = [getattr(module, "config", None) for module in mine]
+    implementations = {c._attn_implementation or "eager" for c in configs if isinstance(c, PreTrainedConfig)}
+
+    def wrapped(function: Callable[..., Any] | None) -> Callable[..., Any]:
+        def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            run = function or sys.modules[type(module).__module__].eager_attention_forward
+            result = run(module, query, key, value, *args, **kwargs)
+            if module in mine:
+                note(module, query, key, value, result[0], kwargs)
+            return result
+
+        return attention
+
+    with ExitStack() as stack:
+        for registry in _registries(model):
+            for name in implementations:
+                local = registry._local_mapping
+                if name in local:
+                    stack.callback(local.__setitem__, name, local[name])
+                else:
+                    stack.callback(local.pop, name, None)
+                local[name] = wrapped(registry.get(name))
+        yield

@@ -1,0 +1,294 @@
+"""What the two roles read: the student the problem, the teacher the problem and its reference solution.
+
+    builder = PromptBuilder(tokenizer, config.prompts)
+    pairs, report = builder.pairs(problems, on_bad_row="skip")
+
+Token ids are made here, once; everything later works on them and on the token ranges that a `PromptPair` carries.
+The problem, the instruction and the generation prompt are never cut. A solution that does not fit is cut by
+policy, with `CUT_MARK` where text was removed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from opasd.chat import THINK_TAGS, Chat, Encoded
+from opasd.choices import BadRow, CutPolicy, Role
+from opasd.config import PromptConfig
+from opasd.data import Problem
+from opasd.errors import AlignmentError, ConfigError, PromptError
+from opasd.wording import Message, Span, Wording
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CUT_MARK = "[...]"
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class PromptPair:
+    """The two contexts of one problem, before any rollout, and the token positions of their parts."""
+
+    problem: Problem
+    student_ids: tuple[int, ...]
+    teacher_ids: tuple[int, ...]
+    student_question: range
+    """The question's tokens in the student's context; they equal `teacher_question`'s one by one."""
+    teacher_question: range
+    """The question's tokens in the teacher's context."""
+    reference: range
+    """The reference block's tokens in the teacher's context: markers, solution, transition."""
+    neutralised: bool = False
+    """Whether the problem or its solution imitated the chat template and was made plain text."""
+    solution_tokens_cut: int = 0
+    """How many of the solution's tokens did not fit."""
+
+
+@dataclass
+class PromptReport:
+    """What became of the rows, for the metrics."""
+
+    rows: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Rows left out, by reason."""
+    skipped_ids: dict[str, list[str]] = field(default_factory=dict)
+    """The first few rows left out, by reason."""
+    solutions_cut: int = 0
+    solution_tokens_cut: int = 0
+    neutralised: int = 0
+
+    def keep(self, pair: PromptPair) -> None:
+        """Count a row that is used."""
+        self.rows += 1
+        self.solutions_cut += pair.solution_tokens_cut > 0
+        self.solution_tokens_cut += pair.solution_tokens_cut
+        self.neutralised += pair.neutralised
+
+    def skip(self, problem: Problem, reason: str) -> None:
+        """Count a row that is left out."""
+        self.rows += 1
+        self.skipped[reason] += 1
+        ids = self.skipped_ids.setdefault(reason, [])
+        if len(ids) < _EXAMPLES:
+            ids.append(problem.id)
+
+    def to_dict(self) -> dict[str, int]:
+        """Counts by name: every name always there but the reasons, which are there when they occurred."""
+        return {
+            "rows": self.rows,
+            "used": self.rows - self.skipped.total(),
+            "skipped": self.skipped.total(),
+            **{f"skipped_{reason}": count for reason, count in sorted(self.skipped.items())},
+            "solutions_cut": self.solutions_cut,
+            "solution_tokens_cut": self.solution_tokens_cut,
+            "neutralised": self.neutralised,
+        }
+
+
+class PromptBuilder:
+    """Renders problems into pairs of contexts with one tokenizer and one wording."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: PromptConfig) -> None:
+        self.config = config
+        self._chat = Chat(tokenizer, system=config.system, options=config.template_options)
+        instruction = frozenset({"instruction"})
+        self._student = Wording.parse("student", config.student, once=frozenset({"question"}), optional=instruction)
+        self._teacher = Wording.parse(
+            "teacher", config.teacher, once=frozenset({"question", "reference"}), optional=instruction
+        )
+        self._reference = Wording.parse("reference", config.reference, once=frozenset({"solution"}))
+        self._check_own_text()
+
+    def pair(self, problem: Problem) -> PromptPair:
+        """The two contexts of `problem`, or `PromptError` or `AlignmentError` when it cannot be used."""
+        question, solution = self._plain(problem.question, problem), self._plain(problem.solution, problem)
+        student, student_message = self._encode_student(question, problem, thinking=self.config.student_thinking)
+        if len(student.ids) > self.config.max_student_tokens:
+            raise PromptError(
+                f"{_name(problem)}: the student's context has {len(student.ids)} tokens, max_student_tokens = "
+                f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
+                "student_too_long",
+            )
+        teacher, teacher_message, cut = self._fit_teacher(question, solution, problem)
+        spans = (student.span(student_message.spans["question"]), teacher.span(teacher_message.spans["question"]))
+        pair = PromptPair(
+            problem=problem,
+            student_ids=student.ids,
+            teacher_ids=teacher.ids,
+            student_question=student.tokens(spans[0]),
+            teacher_question=teacher.tokens(spans[1]),
+            reference=teacher.tokens_touching(teacher.span(teacher_message.spans["reference"])),
+            neutralised=(question, solution) != (problem.question, problem.solution),
+            solution_tokens_cut=cut,
+        )
+        _check_question(pair, (student, teacher), spans)
+        return pair
+
+    def pairs(
+        self, problems: Iterable[Problem], *, on_bad_row: BadRow = "stop"
+    ) -> tuple[list[PromptPair], PromptReport]:
+        """The pairs of all usable problems, in order, and a count of what happened to the rows."""
+        pairs, report = [], PromptReport()
+        for problem in problems:
+            try:
+                pair = self.pair(problem)
+            except (PromptError, AlignmentError) as error:
+                if on_bad_row == "stop":
+                    raise
+                report.skip(problem, error.reason if isinstance(error, PromptError) else "alignment")
+            else:
+                report.keep(pair)
+                pairs.append(pair)
+        return pairs, report
+
+    def student_ids(self, question: str, *, thinking: bool | None = None) -> tuple[int, ...]:
+        """The student's context of a bare question, of any length, as evaluation asks it."""
+        problem = Problem(question=question, solution="")
+        thinking = self.config.student_thinking if thinking is None else thinking
+        return self._encode_student(self._plain(question, problem), problem, thinking=thinking)[0].ids
+
+    def _check_own_text(self) -> None:
+        """Refuse a wording that would itself break the roles; think tags in it may be meant."""
+        own = {
+            "student": self._student.literal,
+            "teacher": self._teacher.literal,
+            "reference": self._reference.literal,
+            "instruction": self.config.instruction,
+            "system": self.config.system or "",
+        }
+        for name, text in own.items():
+            for control in sorted(self._chat.control_strings - THINK_TAGS):
+                if control in text:
+                    raise ConfigError(
+                        f"prompts.{name} contains {control!r}, which the chat template uses between turns; remove it"
+                    )
+
+    def _plain(self, text: str, problem: Problem) -> str:
+        """A row's text without control strings."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(f"{_name(problem)}: not valid Unicode: {error}; repair or skip the row", "text") from None
+        control = self._chat.find_control_string(text)
+        if control is None:
+            return text
+        if self.config.imitation == "refuse":
+            at = text.index(control)
+            raise PromptError(
+                f"{_name(problem)}: the text imitates the chat template with {control!r} in "
+                f"{text[max(at - 30, 0) : at + 50]!r}; remove it, or set imitation: neutralise",
+                "imitation",
+            )
+        return self._chat.neutralise(text)
+
+    def _encode(self, role: Role, message: Message, fields: Sequence[str], problem: Problem, thinking: bool) -> Encoded:
+        try:
+            encoded = self._chat.encode(message.text, thinking=thinking)
+        except PromptError as error:
+            raise PromptError(f"{_name(problem)}, {role}: {error}", error.reason) from error
+        for name in fields:
+            span = encoded.span(message.spans[name])
+            # A normaliser, or text that joins with its neighbours, can still make a control token.
+            if control := self._chat.find_control_token(encoded, span):
+                raise PromptError(
+                    f"{_name(problem)}: the {name} makes the tokenizer emit the control token {control!r}; "
+                    "remove that text or skip the row",
+                    "imitation",
+                )
+        return encoded
+
+    def _encode_student(self, question: str, problem: Problem, *, thinking: bool) -> tuple[Encoded, Message]:
+        message = self._student.fill({"question": question, "instruction": self.config.instruction})
+        encoded = self._encode("student", message, ["question"], problem, thinking)
+        if not encoded.tokens(encoded.span(message.spans["question"])):
+            raise PromptError(f"{_name(problem)}: the question leaves no token; repair or skip the row", "text")
+        return encoded, message
+
+    def _encode_teacher(self, question: str, solution: str, problem: Problem) -> tuple[Encoded, Message]:
+        reference = self._reference.fill({"solution": solution})
+        message = self._teacher.fill(
+            {"question": question, "reference": reference.text, "instruction": self.config.instruction}
+        )
+        start, end = (message.spans["reference"][0] + edge for edge in reference.spans["solution"])
+        message = Message(message.text, {**message.spans, "solution": (start, end)})
+        encoded = self._encode("teacher", message, ["question", "solution"], problem, self.config.teacher_thinking)
+        return encoded, message
+
+    def _fit_teacher(self, question: str, solution: str, problem: Problem) -> tuple[Encoded, Message, int]:
+        """The teacher's context within its limit, and how many of the solution's tokens that cost."""
+        encoded, message = self._encode_teacher(question, solution, problem)
+        limit, policy = self.config.max_teacher_tokens, self.config.cut_solution
+        if len(encoded.ids) <= limit:
+            return encoded, message, 0
+        too_long = (
+            f"{_name(problem)}: the teacher's context has {len(encoded.ids)} tokens, max_teacher_tokens = {limit}"
+        )
+        if policy == "skip":
+            raise PromptError(
+                f"{too_long}; raise the limit or choose which part of solutions to cut", "solution_too_long"
+            )
+        start, end = message.spans["solution"]
+        span = encoded.span((start, end))
+        trimmed = span[0] - (encoded.origin + start)
+        offsets = [_within(encoded.offsets[position], span) for position in encoded.tokens(span)]
+        spans = [(trimmed + first, trimmed + last) for first, last in offsets]
+        keep = len(spans)
+        # Every pass keeps fewer tokens, so this ends; it overshoots only by what the new ends tokenise into.
+        while len(encoded.ids) > limit:
+            keep -= len(encoded.ids) - limit
+            kept = _cut(solution, spans, keep, policy) if keep > 0 else ""
+            if not kept.replace(CUT_MARK, "").strip():
+                raise PromptError(f"{too_long}, and nothing of its solution fits; raise the limit", "solution_too_long")
+            encoded, message = self._encode_teacher(question, kept, problem)
+        return encoded, message, len(spans) - keep
+
+
+def _cut(text: str, spans: Sequence[Span], keep: int, policy: CutPolicy) -> str:
+    """`text` without the part that `policy` names, keeping about `keep` of its tokens, which stand at `spans`."""
+    head = {"tail": keep, "head": 0, "middle": (keep + 1) // 2}[policy]
+    tail = keep - head
+    first_end = spans[head - 1][1] if head else 0
+    # Several tokens may belong to one character; it must not stand on both sides of the mark.
+    last_start = max(spans[len(spans) - tail][0], first_end) if tail else len(text)
+    first, last = text[:first_end], text[last_start:]
+    return " ".join(part for part in (first, CUT_MARK, last) if part)
+
+
+def _within(offsets: Span, span: Span) -> Span:
+    """Offsets relative to the beginning of `span`, cut to it."""
+    return max(offsets[0], span[0]) - span[0], min(offsets[1], span[1]) - span[0]
+
+
+def _check_question(pair: PromptPair, contexts: tuple[Encoded, Encoded], spans: tuple[Span, Span]) -> None:
+    """Every token of the question is the same, over the same text, in both contexts, and outside the reference."""
+    tokens = [
+        [(encoded.ids[position], _within(encoded.offsets[position], span)) for position in positions]
+        for encoded, span, positions in zip(
+            contexts, spans, (pair.student_question, pair.teacher_question), strict=True
+        )
+    ]
+    outside = [position not in pair.reference for position in pair.teacher_question]
+    matches = [a == b and c for a, b, c in zip(*tokens, outside, strict=False)]
+    if tokens[0] and all(matches) and len(tokens[0]) == len(tokens[1]):
+        return
+    broken = [*matches, False].index(False)
+    around = [
+        _text_around(encoded, positions[min(broken, len(positions) - 1)]) if positions else ""
+        for encoded, positions in zip(contexts, (pair.student_question, pair.teacher_question), strict=True)
+    ]
+    raise AlignmentError(
+        f"{_name(pair.problem)}: token {broken} of the question is not the same in both contexts: the student reads "
+        f"{around[0]!r}, the teacher {around[1]!r}; put the same text, best a line break, on both sides of "
+        "{question} in prompts.student and prompts.teacher"
+    )
+
+
+def _text_around(encoded: Encoded, position: int) -> str:
+    start, end = encoded.offsets[position]
+    return encoded.text[max(start - 20, 0) : end + 20]
+
+
+def _name(problem: Problem) -> str:
+    return f"problem {problem.id!r}" if problem.id else f"problem {problem.question[:40]!r}"

@@ -1,0 +1,180 @@
+"""One forward for a role: the hidden states that predict a rollout's tokens, and its attention.
+
+The model is called whole, through whatever wraps it (PEFT, data parallelism), so that its hooks run; logits are asked
+for one position only. Its final hidden states and, if wanted, its last layers' queries and keys are noted on the way.
+
+Sequences share a forward in one of three layouts, none of which needs a padding mask:
+
+    padded    right-padded: a causal model never looks at what comes after, so the padding changes nothing before it
+    packed    one long row; position ids that start again keep sequences apart (not for hybrid stacks with a state)
+    single    one forward for each sequence
+
+Shapes: B sequences of a forward, T tokens of a rollout, E hidden size.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import create_masks_for_generate
+
+from opasd.capture import AttentionCapture, model_type, unwrap
+from opasd.choices import Query, Role
+from opasd.errors import CaptureError, ConfigError
+from opasd.losses.attention import LayerAttention
+from opasd.losses.token import OutputHead
+from opasd.rollout import Rollout
+
+Layout = Literal["padded", "packed", "single"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one role says of one rollout."""
+
+    hidden_TE: Tensor
+    """Final hidden states at the positions that predict the rollout's tokens."""
+    layers: tuple[LayerAttention, ...]
+    """The captured attention layers; empty where no attention was asked for."""
+
+
+class Scorer:
+    """Reads one model in either role; the model is probed once, on construction.
+
+    `layers` is how many of the last attention layers are captured; 0 captures none.
+    """
+
+    def __init__(self, model: nn.Module, layers: int = 1) -> None:
+        self.model = model
+        self.capture = AttentionCapture(model, layers) if layers > 0 else None
+        parameters = inspect.signature(unwrap(model).forward).parameters
+        self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._head_verified = False
+
+    @property
+    def head(self) -> OutputHead:
+        """The output head as it is now: adapters on or off, trained or not."""
+        return output_head(self.model)
+
+    def __call__(
+        self, rollouts: Sequence[Rollout], role: Role, *, query: Query = "predicting", layout: Layout = "padded"
+    ) -> list[Scores]:
+        """Scores of each rollout, in order, under the gradient mode that is on."""
+        if layout == "packed" and self.capture is not None and self.capture.is_hybrid:
+            raise ConfigError(
+                f"packing is not exact for the hybrid {model_type(self.model)} model: its recurrent layers would carry "
+                "one sequence's state into the next; use layout: padded"
+            )
+        sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
+        starts = [len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True)]
+        if layout == "single":
+            return [
+                score
+                for ids, start in zip(sequences, starts, strict=True)
+                for score in self._forward([ids], [start], query, packed=False)
+            ]
+        return self._forward(sequences, starts, query, packed=layout == "packed") if sequences else []
+
+    def _forward(
+        self, sequences: list[tuple[int, ...]], starts: list[int], query: Query, *, packed: bool
+    ) -> list[Scores]:
+        inputs, places = pack(self.model, sequences) if packed else pad(self.model, sequences)
+        hidden_BTE, last_logits_BV = self._run(inputs)
+        self._verify_head(hidden_BTE, last_logits_BV)
+        captured = []
+        if self.capture is not None:
+            self.capture.verify(*places[-1])
+            captured = self.capture.layers
+            self.capture.clear()
+        scores = []
+        for (row, begin, end), start in zip(places, starts, strict=True):
+            num_tokens = end - begin - start
+            predicting = slice(start - 1, start - 1 + num_tokens)
+            queries = predicting if query == "predicting" else slice(start, start + num_tokens)
+            layers = tuple(layer.sequence(row, begin, end, queries) for layer in captured)
+            scores.append(Scores(hidden_BTE[row, begin:end][predicting], layers))
+        return scores
+
+    def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Final hidden states of all positions, and the model's own logits of the last."""
+        noted: list[Tensor] = []
+
+        def note(_module: nn.Module, _args: Any, output: Any) -> None:
+            noted.append(output[0])
+
+        hook = unwrap(self.model).get_decoder().register_forward_hook(note)
+        try:
+            if self.capture is None:
+                output = self.model(**inputs, use_cache=False, **self._keep_last)
+            else:
+                with self.capture:
+                    output = self.model(**inputs, use_cache=False, **self._keep_last)
+        finally:
+            hook.remove()
+        if len(noted) != 1:
+            raise CaptureError(f"the {model_type(self.model)} model ran its decoder {len(noted)} times in one forward")
+        return noted[0], output.logits[:, -1]
+
+    def _verify_head(self, hidden_BTE: Tensor, logits_BV: Tensor) -> None:
+        """Check once that the output head read off the model gives the model's own logits."""
+        if self._head_verified:
+            return
+        with torch.no_grad():
+            found_BV = self.head.logits(hidden_BTE[:, -1])
+            expected_BV = logits_BV.to(found_BV.dtype)
+            finite = expected_BV.isfinite()
+            error = float((found_BV - expected_BV)[finite].abs().max()) if finite.any() else 0.0
+            tolerance = 64 * torch.finfo(logits_BV.dtype).eps * float(expected_BV[finite].abs().max().clamp_min(1))
+        if error > tolerance:
+            raise CaptureError(
+                f"the {model_type(self.model)} model's logits are not those of its output head on its final hidden "
+                f"states (off by {error:.1e}); leave lm_head out of LoRA's target_modules, or, if it is not there, "
+                "this model type is not supported"
+            )
+        self._head_verified = True
+
+
+def output_head(model: nn.Module) -> OutputHead:
+    """The output head of a model, with the scaling and soft cap its family applies to logits."""
+    base = unwrap(model)
+    linear = base.get_output_embeddings()
+    weight = getattr(linear, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise CaptureError(f"the {model_type(model)} model has no output head to read logits from")
+    config = base.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return OutputHead(
+        weight,
+        getattr(linear, "bias", None),
+        scale / (getattr(config, "logits_scaling", None) or 1.0),
+        getattr(config, "final_logit_softcapping", None),
+    )
+
+
+Place = tuple[int, int, int]
+"""A sequence's row of the batch, and where in it the sequence begins and ends."""
+
+
+def pad(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
+    """The model's inputs for sequences padded on the right, and where each is."""
+    longest = max(map(len, sequences))
+    ids = torch.tensor([[*sequence, *(0 for _ in range(longest - len(sequence)))] for sequence in sequences])
+    places = [(row, 0, len(sequence)) for row, sequence in enumerate(sequences)]
+    return {"input_ids": ids.to(unwrap(model).device)}, places
+
+
+def pack(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
+    """The model's inputs for sequences one after another in one row, and where each is."""
+    base = unwrap(model)
+    ids = torch.tensor([[token for sequence in sequences for token in sequence]], device=base.device)
+    positions = torch.cat([torch.arange(len(sequence)) for sequence in sequences])[None].to(base.device)
+    # Made here and not in the model: some families (gpt-oss) forget the positions when they make their masks, and
+    # sequences would then see one another.
+    shape_only = torch.empty(*ids.shape, 1, dtype=base.dtype, device=base.device)
+    masks = create_masks_for_generate(base.config, shape_only, None, None, positions)
+    ends = torch.tensor([len(sequence) for sequence in sequences]).cumsum(0).tolist()
+    places = [(0, end - len(sequence), end) for end, sequence in zip(ends, sequences, strict=True)]
+    return {"input_ids": ids, "position_ids": positions, "attention_mask": masks}, places

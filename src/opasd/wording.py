@@ -1,0 +1,67 @@
+"""The wording of a role: a format string of the configuration, checked once and filled in one pass.
+
+What is filled in stays literal: braces inside a problem are text. Every field keeps its character span, so that
+nothing has to be searched for afterwards.
+"""
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from opasd.errors import ConfigError
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A filled wording and the span of each of its fields."""
+
+    text: str
+    spans: Mapping[str, Span]
+
+
+@dataclass(frozen=True)
+class Wording:
+    """A format string in pieces: literal text and the name of the field after it, if there is one."""
+
+    pieces: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, name: str, text: str, *, once: frozenset[str], optional: frozenset[str] = frozenset()) -> Self:
+        """The wording `name`, with each field of `once` exactly once and the `optional` ones anywhere."""
+        fields = ", ".join(f"{{{field}}}" for field in sorted(once | optional))
+        try:
+            parsed = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(f"prompts.{name} is not a format string: {error}; write a literal brace twice") from error
+        for _, field, spec, conversion in parsed:
+            if field is not None and (field not in once | optional or spec or conversion):
+                raise ConfigError(
+                    f"prompts.{name} has an unknown field: got {{{field}{'!' + conversion if conversion else ''}"
+                    f"{':' + spec if spec else ''}}}; use {fields}, and write a literal brace twice"
+                )
+        found = [field for _, field, _, _ in parsed if field is not None]
+        for field in sorted(once):
+            if found.count(field) != 1:
+                raise ConfigError(
+                    f"prompts.{name} must have {{{field}}} once: got it {found.count(field)} times; "
+                    f"its fields are {fields}"
+                )
+        return cls(tuple((literal, field) for literal, field, _, _ in parsed))
+
+    @property
+    def literal(self) -> str:
+        """The wording's own text."""
+        return "".join(literal for literal, _ in self.pieces)
+
+    def fill(self, values: Mapping[str, str]) -> Message:
+        """The wording with each field's value in its place."""
+        text, spans = "", {}
+        for literal, field in self.pieces:
+            text += literal
+            if field is not None:
+                spans[field] = (len(text), len(text) + len(values[field]))
+                text += values[field]
+        return Message(text, spans)

@@ -1,0 +1,295 @@
+"""The token loss: the definition against loops, the chunked version against the definition, values and gradients."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.measure import exact_memory
+from opasd.losses.token import (
+    WORKSPACE_BUFFERS,
+    WORKSPACE_BYTES,
+    OutputHead,
+    default_chunk_tokens,
+    token_loss,
+)
+from tests.losses.cases import relative_error
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("forward_kl", "reverse_kl", "jsd")
+CLIPS = ("none", "pointwise", "per_token")
+
+
+def make_case(tokens=5, hidden=6, vocabulary=11, *, bias=False, scale=1.0, softcap=None, spread=2.0, seed=0):
+    """A student that needs gradients everywhere, and a teacher with a head of its own."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape, factor=1.0):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * factor
+
+    student_hidden = draw(tokens, hidden)
+    weight = draw(vocabulary, hidden, factor=spread / hidden**0.5)
+    teacher_hidden = student_hidden + 0.5 * draw(tokens, hidden)
+    head = OutputHead(
+        weight.requires_grad_(), draw(vocabulary).requires_grad_() if bias else None, scale=scale, softcap=softcap
+    )
+    teacher_head = replace(head.detach(), weight_VE=weight.detach() + 0.1 * draw(vocabulary, hidden))
+    if head.bias_V is not None:
+        teacher_head = replace(teacher_head, bias_V=head.bias_V.detach() + 0.1 * draw(vocabulary))
+    return student_hidden.requires_grad_(), head, teacher_hidden, teacher_head
+
+
+def gradients(loss, hidden, head):
+    leaves = [tensor for tensor in (hidden, head.weight_VE, head.bias_V) if tensor is not None]
+    return torch.autograd.grad(loss, leaves)
+
+
+def loop_loss(hidden, head, teacher_hidden, teacher_head, *, kind, beta, temperature, clip, threshold):
+    """Every token and every vocabulary entry, with Python numbers."""
+
+    def distribution(row, head):
+        logits = [sum(a * b for a, b in zip(row, w, strict=True)) for w in head.weight_VE.tolist()]
+        if head.bias_V is not None:
+            logits = [z + b for z, b in zip(logits, head.bias_V.tolist(), strict=True)]
+        logits = [z * head.scale for z in logits]
+        if head.softcap is not None:
+            logits = [head.softcap * math.tanh(z / head.softcap) for z in logits]
+        weights = [math.exp(z / temperature) for z in logits]
+        return [w / sum(weights) for w in weights]
+
+    losses = []
+    for mine, theirs in zip(hidden.tolist(), teacher_hidden.tolist(), strict=True):
+        total = 0.0
+        divergence = 0.0
+        for s, t in zip(distribution(mine, head), distribution(theirs, teacher_head), strict=True):
+            m = beta * t + (1 - beta) * s
+            term = {
+                "forward_kl": t * math.log(t / s),
+                "reverse_kl": s * math.log(s / t),
+                "jsd": beta * t * math.log(t / m) + (1 - beta) * s * math.log(s / m),
+            }[kind]
+            divergence += term
+            total += min(term, threshold) if clip == "pointwise" else term
+        losses.append((min(total, threshold) if clip == "per_token" else total, divergence))
+    return losses
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_implementations_equal_loops(kind, clip, impl):
+    case = make_case(bias=True, scale=0.7, softcap=4.0)
+    output = token_loss(
+        *case,
+        divergence=kind,
+        jsd_beta=0.3,
+        temperature=1.3,
+        clip=clip,
+        clip_threshold=0.004,
+        impl=impl,
+        chunk_tokens=2,
+    )
+    expected = loop_loss(*case, kind=kind, beta=0.3, temperature=1.3, clip=clip, threshold=0.004)
+    torch.testing.assert_close(output.loss_T.tolist(), [loss for loss, _ in expected], atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(output.divergence_T.tolist(), [d for _, d in expected], atol=1e-12, rtol=1e-10)
+    assert output.loss.item() == pytest.approx(sum(loss for loss, _ in expected) / len(expected), abs=1e-12)
+    assert (output.clipped_T > 0).any() == (clip != "none")
+
+
+@st.composite
+def cases(draw):
+    case = make_case(
+        tokens=draw(st.integers(1, 9)),
+        hidden=draw(st.integers(1, 8)),
+        vocabulary=draw(st.integers(2, 40)),
+        bias=draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, 0.3])),
+        softcap=draw(st.sampled_from([None, 3.0])),
+        spread=draw(st.sampled_from([0.1, 2.0, 12.0])),
+        seed=draw(st.integers(0, 999)),
+    )
+    options = {
+        "divergence": draw(st.sampled_from(KINDS)),
+        "jsd_beta": draw(st.floats(0.05, 0.95)),
+        "temperature": draw(st.sampled_from([0.5, 1.0, 1.1])),
+        "clip": draw(st.sampled_from(CLIPS)),
+        "clip_threshold": draw(st.sampled_from([1e-3, 0.05, 1.0])),
+        "top_k": draw(st.sampled_from([None, None, 1, 3, 50])),
+    }
+    return case, options, draw(st.integers(1, 12))
+
+
+@settings(max_examples=250)
+@given(case=cases())
+def test_chunked_equals_definition(case):
+    tensors, options, chunk = case
+    weights = torch.rand(tensors[0].shape[0], dtype=torch.float64)
+    expected = token_loss(*tensors, weights_T=weights, impl="reference", **options)
+    found = token_loss(*tensors, weights_T=weights, impl="chunked", chunk_tokens=chunk, **options)
+    for name in expected._fields:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
+    expected_gradients = gradients(1.7 * expected.loss, *tensors[:2])
+    for mine, theirs in zip(gradients(1.7 * found.loss, *tensors[:2]), expected_gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_of_the_chunked_backward(kind, clip, top_k):
+    hidden, head, teacher_hidden, teacher_head = make_case(tokens=3, bias=True, softcap=5.0)
+
+    def loss(hidden, weight, bias):
+        student_head = replace(head, weight_VE=weight, bias_V=bias)
+        return token_loss(
+            hidden, student_head, teacher_hidden, teacher_head, divergence=kind, clip=clip, top_k=top_k, chunk_tokens=2
+        ).loss
+
+    assert torch.autograd.gradcheck(loss, (hidden, head.weight_VE, head.bias_V))
+
+
+def test_closed_form_of_the_pointwise_gradient():
+    """dL/dz_S = (p_S · m_U − p_T · 1[U]) / τ with U the unclipped entries and m_U the teacher's mass on them."""
+    tau, threshold = 1.1, 0.02
+    hidden, head, teacher_hidden, teacher_head = make_case(tokens=1, hidden=11, vocabulary=11)
+    head = replace(head, weight_VE=torch.eye(11, dtype=torch.float64))  # hidden states are the logits
+    output = token_loss(
+        hidden, head, teacher_hidden, teacher_head, temperature=tau, clip="pointwise", clip_threshold=threshold
+    )
+    (gradient,) = torch.autograd.grad(output.loss, hidden)
+    student = (head.logits(hidden) / tau).softmax(-1)[0].detach()
+    teacher = (teacher_head.logits(teacher_hidden) / tau).softmax(-1)[0].detach()
+    kept = teacher * (teacher / student).log() <= threshold
+    assert 0 < kept.sum() < 11
+    torch.testing.assert_close(gradient[0], (student * teacher[kept].sum() - teacher * kept) / tau)
+
+
+@given(seed=st.integers(0, 99), kind=st.sampled_from(KINDS))
+def test_top_k_is_a_coarser_view(seed, kind):
+    """Lumping tokens together never adds divergence, more of them shows more, and all of them show everything."""
+    case = make_case(vocabulary=12, seed=seed)
+    values = [token_loss(*case, divergence=kind, top_k=k).divergence_T for k in (1, 3, 8, 11, 12, 99)]
+    full = token_loss(*case, divergence=kind).divergence_T
+    for coarse, fine in zip(values, [*values[1:], full], strict=True):
+        assert (coarse <= fine + 1e-12).all()
+    torch.testing.assert_close(values[-1], full)
+    torch.testing.assert_close(values[-3], full)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_equal_models_have_nothing_to_learn(kind, impl):
+    hidden, head, _, _ = make_case()
+    output = token_loss(hidden, head, hidden, head, divergence=kind, impl=impl)
+    assert output.loss.item() == 0
+    assert max(gradient.abs().max() for gradient in gradients(output.loss, hidden, head)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_vocabulary_entries_of_probability_zero(kind, impl):
+    """A head may mask entries with −inf, and float32 probabilities underflow; neither makes a NaN."""
+    hidden, head, teacher_hidden, teacher_head = make_case(bias=True)
+    bias = head.bias_V.detach().clone()
+    bias[2] = -torch.inf
+    bias[3] = -1e4
+    head, teacher_head = replace(head, bias_V=bias), replace(teacher_head, bias_V=bias.flip(0))
+    output = token_loss(hidden, head, teacher_hidden, teacher_head, divergence=kind, impl=impl)
+    assert all(part.isfinite().all() for part in output)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.loss, (hidden, head.weight_VE)))
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_no_tokens(impl):
+    case = make_case(tokens=0)
+    output = token_loss(*case, impl=impl)
+    assert output.loss.item() == 0
+    assert output.loss_T.shape == (0,)
+    assert all((gradient == 0).all() for gradient in gradients(output.loss, *case[:2]))
+
+
+def test_nan_shows_whatever_the_clip():
+    hidden, head, teacher_hidden, teacher_head = make_case()
+    with torch.no_grad():
+        hidden[1, 0] = math.nan
+    for clip in CLIPS:
+        for impl in ("reference", "chunked"):
+            loss_T = token_loss(hidden, head, teacher_hidden, teacher_head, clip=clip, impl=impl).loss_T
+            assert loss_T.isnan().tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_low_precision_is_no_further_from_the_truth_than_the_plain_computation(clip, dtype):
+    hidden, head, teacher_hidden, _ = make_case(tokens=20, hidden=64, vocabulary=300)
+    low = hidden.detach().to(dtype).requires_grad_()
+    low_head = OutputHead(head.weight_VE.detach().to(dtype).requires_grad_())
+    low_teacher = teacher_hidden.to(dtype)
+    exact = low.detach().double().requires_grad_()
+    exact_head = OutputHead(low_head.weight_VE.detach().double().requires_grad_())
+    options = {"clip": clip, "clip_threshold": 0.02}
+    truth = token_loss(exact, exact_head, low_teacher.double(), exact_head, impl="reference", **options)
+    expected = [truth.loss[None], *gradients(truth.loss, exact, exact_head)]
+
+    def errors(impl):
+        output = token_loss(low, low_head, low_teacher, low_head, impl=impl, **options)
+        found = [output.loss[None], *gradients(output.loss, low, low_head)]
+        return [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+
+    for mine, theirs in zip(errors("chunked"), errors("reference"), strict=True):
+        assert mine <= 1.5 * theirs + 1e-5
+
+
+def test_a_frozen_head_gets_no_gradient_and_the_teacher_never_does():
+    hidden, head, teacher_hidden, teacher_head = make_case()
+    teacher_hidden.requires_grad_()
+    teacher_head.weight_VE.requires_grad_()
+    for impl in ("reference", "chunked"):
+        loss = token_loss(hidden, head.detach(), teacher_hidden, teacher_head, impl=impl).loss
+        leaves = [hidden, teacher_hidden, teacher_head.weight_VE]
+        mine, *theirs = torch.autograd.grad(loss, leaves, allow_unused=True)
+        assert mine is not None
+        assert theirs == [None, None]
+
+
+def test_workspace_is_bounded_for_any_length():
+    assert default_chunk_tokens(151_936) * 151_936 * 4 * WORKSPACE_BUFFERS <= WORKSPACE_BYTES
+    assert default_chunk_tokens(10**9) == 1
+
+
+MEMORY_SCRIPT = """
+import sys, torch
+from benchmarks.measure import peak_bytes
+from opasd.losses.token import OutputHead, token_loss
+torch.set_num_threads(1)
+tokens, vocabulary, chunk = 128, 151_936, 32
+dtype = getattr(torch, sys.argv[1])
+head = OutputHead(torch.randn(vocabulary, 4).to(dtype))
+hidden = torch.randn(tokens, 4).to(dtype).requires_grad_()
+options = dict(divergence=sys.argv[2], clip=sys.argv[3], top_k=int(sys.argv[4]) or None, chunk_tokens=chunk)
+token_loss(hidden[:1], head, hidden[:1], head, **options).loss.backward()
+before = peak_bytes()
+token_loss(hidden, head, hidden + 1, head, **options).loss.backward()
+print((peak_bytes() - before) / (chunk * vocabulary * 4))
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("float32", "jsd", "pointwise", "20"),
+        ("float32", "reverse_kl", "pointwise", "0"),
+        ("bfloat16", "forward_kl", "per_token", "0"),
+    ],
+)
+def test_peak_memory_is_the_stated_workspace(options):
+    """Measured in buffers of [chunk, V] float32, at a vocabulary of 151,936: never [T, V] (4 chunks here)."""
+    command = [sys.executable, "-c", MEMORY_SCRIPT, *options]
+    run = subprocess.run(command, cwd=ROOT, env=exact_memory(), capture_output=True, text=True, check=True)
+    assert float(run.stdout) <= WORKSPACE_BUFFERS

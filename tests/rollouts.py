@@ -1,0 +1,33 @@
+"""Rollouts over random tokens, with contexts that overlap as a chat template's would."""
+
+import torch
+
+from opasd.data import Problem
+from opasd.prompts import PromptPair
+from opasd.rollout import Rollout
+from tests.models import VOCABULARY
+
+
+def make_rollout(
+    tokens: int = 9, *, problem: int = 8, solution: int = 11, student_only: int = 2, seed: int = 0, name: str = ""
+) -> Rollout:
+    """[head 2 | problem | tail 3 | student_only] against [head 2 | problem | solution | tail 3], then the response."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1, VOCABULARY, (count,), generator=generator).tolist())
+
+    head, question, block, tail, extra = draw(2), draw(problem), draw(solution), draw(3), draw(student_only)
+    pair = PromptPair(
+        problem=Problem("question", "solution", None, f"p{seed}"),
+        student_ids=head + question + tail + extra,
+        teacher_ids=head + question + block + tail,
+        student_question=range(2, 2 + problem),
+        teacher_question=range(2, 2 + problem),
+        reference=range(2 + problem, 2 + problem + solution),
+    )
+    return Rollout(pair, draw(tokens), name or f"rollout-{seed}")
+
+
+def make_rollouts(lengths: tuple[int, ...] = (9, 1, 23, 14)) -> list[Rollout]:
+    return [make_rollout(tokens, problem=5 + seed, seed=seed) for seed, tokens in enumerate(lengths)]

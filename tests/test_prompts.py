@@ -1,0 +1,234 @@
+"""The two contexts: wording, templates, imitation of templates, fitting, and what is counted."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from transformers import PreTrainedTokenizerBase
+
+from opasd.choices import CutPolicy
+from opasd.config import PromptConfig
+from opasd.data import Problem
+from opasd.errors import PromptError
+from opasd.prompts import CUT_MARK, PromptBuilder
+from tests.texts import IMITATIONS, plain_texts, texts
+from tests.tokenizers import ALL, decode, load, own_ids, small
+
+SUM = Problem("What is 12 + 30?", "12 + 30 = 42.", id="sum")
+INSTRUCTION = PromptConfig().instruction
+quick = settings(max_examples=25, deadline=None, database=None, derandomize=True)
+
+
+@cache
+def build(name: str, config: PromptConfig | None = None) -> PromptBuilder:
+    return PromptBuilder(load(name), config or PromptConfig())
+
+
+def built(name: str, **fields: object) -> PromptBuilder:
+    return PromptBuilder(load(name), PromptConfig.model_validate(fields))
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> Counter[str]:
+    """How often each special token or think tag stands in a context; `<unk>` also stands for unknown characters."""
+    added = tokenizer.added_tokens_decoder
+    controls = {i: t.content for i, t in added.items() if t.special or "think" in t.content or "tool_" in t.content}
+    return Counter(controls[i] for i in ids if i in controls and controls[i] != "<unk>")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ids_are_the_chat_templates_own(name: str) -> None:
+    pair = build(name).pair(SUM)
+    config = PromptConfig()
+    block = config.reference.format(solution=SUM.solution)
+    student, teacher = (f"Problem: {SUM.question}\n\n{middle}{INSTRUCTION}" for middle in ("", block))
+    assert list(pair.student_ids) == own_ids(load(name), student, False)
+    assert list(pair.teacher_ids) == own_ids(load(name), teacher, True)
+    assert (pair.neutralised, pair.solution_tokens_cut) == (False, 0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ids_are_the_chat_templates_own_for_any_text(name: str) -> None:
+    @quick
+    @given(question=plain_texts)
+    def holds(question: str) -> None:
+        assume(not build(name).pair(Problem(question, "1")).neutralised)
+        message = f"Problem: {question}\n\n{INSTRUCTION}"
+        assert list(build(name).student_ids(question)) == own_ids(load(name), message, False)
+
+    holds()
+
+
+def test_the_default_wording() -> None:
+    pair = build("qwen3").pair(SUM)
+    text = decode(load("qwen3"), pair.teacher_ids)
+    assert text.startswith("<|im_start|>user\nProblem: What is 12 + 30?\n\nHere is a reference solution")
+    assert "=== Reference Solution Begin ===\n12 + 30 = 42.\n=== Reference Solution End ===\n\n" in text
+    assert text.endswith(f"\n{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
+    student = decode(load("qwen3"), pair.student_ids)
+    assert student == (
+        f"<|im_start|>user\nProblem: What is 12 + 30?\n\n{INSTRUCTION}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+@pytest.mark.parametrize("policy", ["tail", "head", "middle"])
+@pytest.mark.parametrize("name", ["llama3", "gemma", "mistral"])
+def test_solutions_that_a_template_trims_are_cut_exactly(name: str, policy: CutPolicy) -> None:
+    solution = " " * 40 + " ".join(f"step{i}" for i in range(100, 200)) + " " * 40
+    for teacher in ("{reference}\n\n{question}\n", "{question}\n{reference}"):
+        wording = {"student": "{question}\n", "teacher": teacher, "reference": "{solution}", "cut_solution": policy}
+        limit = len(built(name, **wording).pair(Problem("So?", solution)).teacher_ids) - 90
+        pair = built(name, **wording, max_teacher_tokens=limit).pair(Problem("So?", solution))
+        assert limit - 6 <= len(pair.teacher_ids) <= limit
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_imitation_leaves_the_roles_intact(name: str) -> None:
+    builder, tokenizer = build(name), load(name)
+    harmless = builder.pair(SUM)
+    expected = [control_tokens(tokenizer, ids) for ids in (harmless.student_ids, harmless.teacher_ids)]
+    neutralised = 0
+    for text in IMITATIONS:
+        for problem in (
+            Problem(f"What is {text}{text} 1?", "It is 2."),
+            Problem("What is 1?", f"{text}It is 2.\n{text}"),
+            Problem(text, text),
+        ):
+            pair = builder.pair(problem)
+            neutralised += pair.neutralised
+            found = [control_tokens(tokenizer, ids) for ids in (pair.student_ids, pair.teacher_ids)]
+            assert found == expected, text
+    assert neutralised >= 6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_imitation_leaves_the_roles_intact_for_any_text(name: str) -> None:
+    builder, tokenizer = build(name), load(name)
+    expected = control_tokens(tokenizer, builder.pair(SUM).teacher_ids)
+
+    @quick
+    @given(question=texts, solution=texts)
+    def holds(question: str, solution: str) -> None:
+        assert control_tokens(tokenizer, builder.pair(Problem(question, solution)).teacher_ids) == expected
+
+    holds()
+
+
+def test_a_role_marker_of_plain_text_is_neutralised() -> None:
+    pair = build("text_only").pair(Problem("What?\n\n### Assistant:\nNothing.", "42"))
+    assert pair.neutralised
+    assert decode(load("text_only"), pair.student_ids).count("### Assistant:") == 1
+
+
+def test_harmless_markup_is_left_alone() -> None:
+    pair = build("gemma").pair(Problem("What is <b>1</b>\n\n[0] x < y > z?", "<0x41> is [1].\n\n\n"))
+    assert not pair.neutralised
+
+
+@pytest.mark.parametrize("problem", [Problem("<|im_end|>", "1", id="q7"), Problem("1", "so </think>", id="q7")])
+def test_imitation_refused(problem: Problem) -> None:
+    builder = built("qwen3", imitation="refuse")
+    with pytest.raises(PromptError, match=r"problem 'q7': the text imitates .*(<\|im_end\|>|</think>)") as caught:
+        builder.pair(problem)
+    assert caught.value.reason == "imitation"
+
+
+@pytest.mark.parametrize("text", ["</think>", "＜/think＞"])
+def test_control_tokens_that_only_the_normaliser_makes_are_refused(text: str) -> None:
+    tokenizer = small("qwen2_5")
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\u200b", "")])
+    backend.add_tokens([AddedToken("</think>", special=False, normalized=True)])
+    with pytest.raises(PromptError, match="emit the control token '</think>'") as caught:
+        PromptBuilder(tokenizer, PromptConfig()).pair(Problem("What?", f"It is {text} 2."))
+    assert caught.value.reason == "imitation"
+
+
+@pytest.mark.parametrize("policy", ["tail", "head", "middle"])
+@pytest.mark.parametrize("name", ALL)
+def test_cut_solutions(name: str, policy: CutPolicy) -> None:
+    solution = " ".join(f"step{i}" for i in range(100, 400))
+    whole = build(name).pair(Problem(SUM.question, solution))
+    limit = len(whole.teacher_ids) - 200
+    pair = built(name, cut_solution=policy, max_teacher_tokens=limit).pair(Problem(SUM.question, solution))
+    assert limit - 6 <= len(pair.teacher_ids) <= limit
+    assert 200 <= pair.solution_tokens_cut <= 215
+    assert pair.student_ids == whole.student_ids
+    text = decode(load(name), pair.teacher_ids)
+    body = text.split("Solution Begin ===\n")[1].split("\n=== Reference Solution End")[0]
+    first, _, last = body.partition(CUT_MARK)
+    assert body.count(CUT_MARK) == 1
+    assert solution.startswith(first.rstrip())
+    assert solution.endswith(last.lstrip())
+    assert (bool(first), bool(last)) == (policy != "head", policy != "tail")
+    if policy == "middle":
+        assert abs(len(first) - len(last)) < 30
+    assert text.endswith(decode(load(name), whole.teacher_ids[-20:]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_any_solution_fits_any_limit_or_is_refused(name: str) -> None:
+    @quick
+    @given(solution=texts, over=st.integers(1, 200), policy=st.sampled_from(("tail", "head", "middle")))
+    def holds(solution: str, over: int, policy: CutPolicy) -> None:
+        problem = Problem(SUM.question, solution)
+        limit = max(len(build(name).pair(problem).teacher_ids) - over, 1)
+        cutting = built(name, cut_solution=policy, max_teacher_tokens=limit)
+        pairs, report = cutting.pairs([problem], on_bad_row="skip")
+        assert pairs or report.skipped == {"solution_too_long": 1}
+        for pair in pairs:
+            assert limit - 8 <= len(pair.teacher_ids) <= limit
+            assert pair.solution_tokens_cut >= over
+
+    holds()
+
+
+def test_rows_that_do_not_fit() -> None:
+    with pytest.raises(PromptError, match=r"problem 'sum': the student's context has \d+ tokens, max") as caught:
+        built("qwen3", max_student_tokens=10).pair(SUM)
+    assert caught.value.reason == "student_too_long"
+    for policy in ("skip", "tail"):
+        with pytest.raises(PromptError, match=r"problem 'sum': the teacher's context has \d+ tokens, max") as caught:
+            built("qwen3", max_teacher_tokens=40, cut_solution=policy).pair(SUM)
+        assert caught.value.reason == "solution_too_long"
+
+
+def test_text_that_cannot_be_tokenised() -> None:
+    for question in ("\ud800", "ok \udfff"):
+        with pytest.raises(PromptError, match="not valid Unicode") as caught:
+            build("qwen3").pair(Problem(question, "1"))
+        assert caught.value.reason == "text"
+    with pytest.raises(PromptError, match="leaves no token"):
+        build("qwen3").pair(Problem("", "1"))
+
+
+def test_report() -> None:
+    short, long = len(build("qwen3").pair(SUM).teacher_ids), " and again" * 100
+    problems = [
+        SUM,
+        Problem(SUM.question, SUM.solution + long, id="cut"),
+        Problem(SUM.question, "</think>", id="imitates"),
+        *(Problem(SUM.question + long, "1", id=f"long{i}") for i in range(7)),
+        Problem("\ud800", "1", id="broken"),
+    ]
+    builder = built("qwen3", max_student_tokens=60, max_teacher_tokens=short + 20)
+    pairs, report = builder.pairs(problems, on_bad_row="skip")
+    assert [pair.problem.id for pair in pairs] == ["sum", "cut", "imitates"]
+    cut = pairs[1].solution_tokens_cut
+    assert cut > 100
+    assert report.to_dict() == {
+        "rows": 11,
+        "used": 3,
+        "skipped": 8,
+        "skipped_student_too_long": 7,
+        "skipped_text": 1,
+        "solutions_cut": 1,
+        "solution_tokens_cut": cut,
+        "neutralised": 1,
+    }
+    assert report.skipped_ids == {"student_too_long": [f"long{i}" for i in range(5)], "text": ["broken"]}
+    with pytest.raises(PromptError, match="long0"):
+        builder.pairs(problems)
