@@ -31,3 +31,18 @@ Imitation = Literal["neutralise", "refuse"]
 """What to do with text that imitates the chat template's control tokens."""
 
 Role = Literal["student", "teacher"]
+
+TeacherUpdate = Literal["frozen", "ema", "live", "snapshot"]
+"""Whose weights judge: the initial ones, a moving average of the student's, the student's own, or copies of them."""
+
+Engine = Literal["transformers"]
+"""What samples rollouts."""
+
+Adaptation = Literal["lora", "full", "qlora"]
+"""What is trained: adapters, all weights, or adapters on a 4-bit base."""
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+"""Number format of the model's weights; `auto` is the checkpoint's own on a GPU and float32 on a CPU."""
+
+NonFinite = Literal["stop", "skip"]
+"""What to do with a step whose loss is NaN or infinite."""

@@ -5,15 +5,20 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from opasd.choices import (
+    Adaptation,
     BadRow,
     Clip,
     CutPolicy,
     Divergence,
+    Engine,
     Handling,
     Imitation,
     Impl,
+    NonFinite,
+    Precision,
     Query,
     Support,
+    TeacherUpdate,
 )
 
 
@@ -167,3 +172,163 @@ class ObjectiveConfig(Section):
         if self.token_weight == 0 and self.attention_weight == 0:
             raise ValueError("token_weight and attention_weight are both 0: nothing to learn; set one of them above 0")
         return self
+
+
+class SamplingConfig(Section):
+    """How tokens are drawn."""
+
+    temperature: float = Field(default=1.1, ge=0, allow_inf_nan=False)
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    """Keep the likeliest tokens that together have this probability."""
+    top_k: int = Field(default=20, ge=0)
+    """Keep this many of the likeliest tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Drop tokens with less than this share of the likeliest one's probability."""
+    max_new_tokens: int = Field(default=8192, gt=0)
+    """Longest completion."""
+
+
+class RolloutConfig(SamplingConfig):
+    """How the student samples its trajectories."""
+
+    engine: Engine = "transformers"
+    """Engine that samples."""
+    rollouts_per_problem: int = Field(default=1, gt=0)
+    """Trajectories for each problem of a batch."""
+    max_batch: int = Field(default=256, gt=0)
+    """Sequences generated side by side."""
+
+
+class TeacherConfig(Section):
+    """Whose weights judge the student's trajectories."""
+
+    update: TeacherUpdate = "frozen"
+    """Initial weights throughout (`frozen`), moving average (`ema`), the student's own (`live`), or `snapshot`s."""
+    ema_decay: float = Field(default=0.99, ge=0, lt=1)
+    """Share of the old average kept at each step, for `update: ema`."""
+    snapshot_every: int = Field(default=50, gt=0)
+    """Steps between copies of the student's weights, for `update: snapshot`."""
+
+
+class ValidationConfig(Section):
+    """Held-out problems answered during training with the same sampler."""
+
+    every: int = Field(default=25, ge=0)
+    """Steps between validations; 0 never validates."""
+    at_start: bool = False
+    """Validate before the first step too."""
+    samples: int = Field(default=1, gt=0)
+    """Answers for each problem: k of Avg@k."""
+    thinking: bool | None = None
+    """Thinking mode of the questions. Unset: the student's own."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.6)
+    """Sampling of the answers."""
+    seed: int = 0
+    """Seed of the answers: the same at every validation."""
+
+
+class OPASDConfig(Section):
+    """The method: what `OPASDTrainer` needs beyond `TrainingArguments`."""
+
+    prompts: PromptConfig = PromptConfig()
+    """Wording of the two roles."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Sampling of trajectories."""
+    teacher: TeacherConfig = TeacherConfig()
+    """Whose weights judge."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is learned."""
+    validation: ValidationConfig = ValidationConfig()
+    """Validation during training."""
+    save_samples_every: int = Field(default=10, ge=0)
+    """Steps between records of sampled completions; 0 keeps none."""
+    saved_samples: int = Field(default=8, gt=0)
+    """Completions of a step that are recorded."""
+    on_non_finite: NonFinite = "stop"
+    """A NaN or infinite loss: stop with the offending rollouts saved, or skip the step and count it."""
+
+
+class ModelConfig(Section):
+    """The model, which is student and teacher at once."""
+
+    name_or_path: str = "Qwen/Qwen3-1.7B"
+    """A model on the Hugging Face hub, a local folder, or `lab` for the embedded one."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub model."""
+    dtype: Precision = "auto"
+    """Number format of the weights."""
+    attn_implementation: str | None = None
+    """Attention implementation of transformers, such as `sdpa`, `flash_attention_2` or `eager`. Unset: its choice."""
+    trust_remote_code: bool = False
+    """Run model code that comes with a hub model."""
+    adaptation: Adaptation = "lora"
+    """What is trained: adapters, all weights, or adapters on a 4-bit base (needs bitsandbytes)."""
+    lora_r: int = Field(default=64, gt=0)
+    """Rank of the adapters."""
+    lora_alpha: float = Field(default=128, gt=0)
+    """Scaling of the adapters."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of the adapters."""
+    lora_target_modules: tuple[str, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    """Linear layers that get an adapter, by the end of their name."""
+
+
+class TrainConfig(Section):
+    """Optimisation: the fields of transformers' `TrainingArguments` that matter here, under the same names."""
+
+    max_steps: int = Field(default=200, gt=0)
+    """Optimizer steps."""
+    learning_rate: float = Field(default=5e-6, ge=0)
+    """Learning rate of AdamW."""
+    per_device_train_batch_size: int = Field(default=1, gt=0)
+    """Problems of a micro-batch on each process."""
+    gradient_accumulation_steps: int = Field(default=64, gt=0)
+    """Micro-batches of an optimizer step; problems per step = batch size x accumulation x processes."""
+    lr_scheduler_type: str = "constant"
+    """Schedule of the learning rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of AdamW."""
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Largest gradient norm; 0 clips nothing."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass to save memory."""
+    bf16: bool = False
+    """Mixed precision in bfloat16, for weights kept in float32."""
+    fp16: bool = False
+    """Mixed precision in float16, for weights kept in float32."""
+    save_steps: int = Field(default=25, gt=0)
+    """Steps between checkpoints."""
+    save_total_limit: int | None = Field(default=3, gt=0)
+    """Checkpoints kept, newest first. Unset: all."""
+    seed: int = 42
+    """Seed of data order, adapters' initial weights and sampling."""
+    report_to: tuple[str, ...] = ()
+    """Trackers that get the metrics, such as wandb or tensorboard; metrics.jsonl always does."""
+    extra: dict[str, str | int | float | bool] = {}
+    """Any other field of `TrainingArguments`."""
+
+
+class RunConfig(OPASDConfig):
+    """Everything of a run: what `opasd train` reads from a recipe, a file and the command line."""
+
+    model: ModelConfig = ModelConfig()
+    """The model."""
+    data: DataConfig = DataConfig()
+    """Training problems."""
+    validation_data: dict[str, DataConfig] = {}
+    """Named sets of held-out problems to validate on."""
+    train: TrainConfig = TrainConfig()
+    """Optimisation."""
+    output_dir: str = "runs"
+    """Folder in which the run's own folder is made."""
+    name: str | None = None
+    """Name of the run's folder. Unset: the recipe's name and the time."""
+
+    def method(self) -> OPASDConfig:
+        """The part that `OPASDTrainer` takes."""
+        return OPASDConfig(**{name: getattr(self, name) for name in OPASDConfig.model_fields})
