@@ -266,7 +266,7 @@ class ModelConfig(Section):
     """What is trained: adapters, all weights, or adapters on a 4-bit base (needs bitsandbytes)."""
     lora_r: int = Field(default=64, gt=0)
     """Rank of the adapters."""
-    lora_alpha: float = Field(default=128, gt=0)
+    lora_alpha: int = Field(default=128, gt=0)
     """Scaling of the adapters."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the adapters."""

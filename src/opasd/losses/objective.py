@@ -48,7 +48,7 @@ def opasd_loss(
     teacher_head: OutputHead,
     config: ObjectiveConfig,
     *,
-    num_rollouts: int | None = None,
+    num_rollouts: float | None = None,
 ) -> LossOutput:
     """The loss of some rollouts of a minibatch.
 

@@ -1,0 +1,161 @@
+"""What is measured in one optimizer step, from its rollouts, losses and clocks.
+
+Names: `rollout/…` of the sampled completions, `token/…` and `attention/…` of the losses, `seconds/…`, `tokens/…`,
+`flops/…`. Everything is a mean over the minibatch's rollouts unless its name says otherwise.
+"""
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from opasd.analysis.cost import CostModel
+from opasd.analysis.markers import count_markers
+from opasd.data import Problem
+from opasd.evaluation.grading import is_correct
+from opasd.losses.objective import LossOutput
+from opasd.rollout import Rollout
+from opasd.rollout.engine import Completion
+
+
+class Window:
+    """The readings of one window of gradient accumulation, on one process."""
+
+    def __init__(self, model: nn.Module, *, checkpointing: bool) -> None:
+        self.model = model
+        self.checkpointing = checkpointing
+        self.spoiled = False
+        """Whether NaN appeared and the step is to be dropped."""
+        self._cost: CostModel | None = None
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._sums: Counter[str] = Counter()
+        self._rows: list[dict[str, Any]] = []
+        self._verdicts: dict[str, bool | None] = {}
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the block's wall time to `part`; device work is waited for."""
+        start = _now()
+        try:
+            yield
+        finally:
+            self._seconds[part] += _now() - start
+
+    def start(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
+        """Note the window's rollouts, graded where their problem has an answer."""
+        for rollout, completion in zip(rollouts, completions, strict=True):
+            text = tokenizer.decode(rollout.completion_ids, skip_special_tokens=True)
+            answer = rollout.pair.problem.answer
+            self._verdicts[rollout.id] = None if answer is None else is_correct(text, answer)
+            self._rows.append(
+                {
+                    "tokens": rollout.num_tokens,
+                    "student": len(rollout.student_ids),
+                    "teacher": len(rollout.teacher_ids),
+                    "truncated": completion.finish_reason == "length",
+                    "correct": self._verdicts[rollout.id],
+                    "markers": count_markers(text).total(),
+                }
+            )
+
+    def verdict(self, rollout: Rollout) -> bool | None:
+        """Whether the rollout's answer is right; None where that is not known."""
+        return self._verdicts.get(rollout.id)
+
+    def add(self, rollouts: list[Rollout], output: LossOutput) -> None:
+        """Add a micro-batch's losses; its metrics are already its share of the minibatch's mean."""
+        self._sums.update(output.metrics)
+
+    def finish(self, accelerator: Accelerator, logs: Mapping[str, float]) -> dict[str, float]:
+        """The step's metrics over all processes; the window begins anew."""
+        if self._cost is None:
+            self._cost = CostModel.of(self.model, checkpointing=self.checkpointing)
+        gathered = gather_object([(self._rows, dict(self._sums), dict(self._seconds), _peak_memory())])
+        rows = [row for part, *_ in gathered for row in part]
+        count = len(gathered)
+        metrics: dict[str, float] = {"loss": logs["loss"]}
+        names = dict.fromkeys(name for _, sums, *_ in gathered for name in sums if name != "loss")
+        metrics |= {name: sum(sums.get(name, 0.0) for _, sums, *_ in gathered) / count for name in names}
+        metrics |= {"grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
+        metrics |= self._rollout_metrics(rows)
+        seconds = {name: max(part.get(name, 0.0) for *_, part, _ in gathered) for name in _PARTS}
+        seconds["update"] -= seconds["teacher"] + seconds["student"]
+        seconds["step"] = time.perf_counter() - self._started
+        metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+        processed = sum(row["student"] + row["teacher"] for row in rows)
+        spent = seconds["teacher"] + seconds["student"] + seconds["update"]
+        metrics["ms_per_processed_token"] = 1000 * spent * count / max(processed, 1)
+        metrics["memory/peak_bytes"] = max(memory for *_, memory in gathered)
+        flops = self._cost.step([row["student"] for row in rows], [row["teacher"] for row in rows])
+        metrics |= {f"flops/{name}": value for name, value in flops.items()}
+        metrics["tokens/processed"] = processed
+        metrics["skipped"] = float(self.spoiled)
+        self._reset()
+        return metrics
+
+    def _rollout_metrics(self, rows: list[dict[str, Any]]) -> dict[str, float]:
+        lengths = [row["tokens"] for row in rows] or [0]
+        graded = [row["correct"] for row in rows if row["correct"] is not None]
+        tokens = sum(lengths)
+        metrics = {
+            "rollout/length_mean": statistics.fmean(lengths),
+            "rollout/length_median": float(statistics.median(lengths)),
+            "rollout/length_max": max(lengths),
+            "rollout/truncated": statistics.fmean(row["truncated"] for row in rows) if rows else 0.0,
+            "rollout/markers": statistics.fmean(row["markers"] for row in rows) if rows else 0.0,
+            "rollout/markers_per_1000": 1000 * sum(row["markers"] for row in rows) / max(tokens, 1),
+            "tokens/generated": tokens,
+        }
+        if graded:
+            metrics["rollout/accuracy"] = statistics.fmean(graded)
+        return metrics
+
+    def _reset(self) -> None:
+        self.spoiled = False
+        self._seconds.clear()
+        self._sums.clear()
+        self._rows.clear()
+        self._verdicts.clear()
+        self._started = time.perf_counter()
+
+
+_PARTS = ("rollout", "teacher", "student", "update")
+
+
+def validation_metrics(
+    name: str, rows: list[tuple[Problem, str, Completion]], samples: int, accelerator: Accelerator
+) -> dict[str, float]:
+    """Avg@k, length and truncation of one validation set over all processes."""
+    mine = [
+        (is_correct(text, problem.answer or ""), len(completion.ids), completion.finish_reason == "length")
+        for problem, text, completion in rows
+    ]
+    correct, lengths, truncated = zip(*gather_object(mine), strict=True)
+    return {
+        f"validation/{name}/avg@{samples}": statistics.fmean(correct),
+        f"validation/{name}/length_mean": statistics.fmean(lengths),
+        f"validation/{name}/truncated": statistics.fmean(truncated),
+    }
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak_memory() -> int:
+    """Peak device memory, or peak resident memory where there is no device."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

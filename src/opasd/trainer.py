@@ -1,0 +1,385 @@
+"""OPASDTrainer: Algorithm 1 on transformers' Trainer.
+
+    sample a minibatch ─► roll out with the student ─► both roles read the same token ids ─► both losses ─► update
+
+One optimizer step is one window of gradient accumulation. Its rollouts are generated together, then sorted by length
+and split into the window's micro-batches. Everything else (optimizer, schedule, data order, distribution, trackers)
+is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import IntervalStrategy
+
+from opasd.capture import unwrap
+from opasd.config import OPASDConfig
+from opasd.data import Problem, load_problems
+from opasd.errors import ConfigError, NonFiniteError
+from opasd.losses.objective import opasd_loss
+from opasd.metrics import Window, validation_metrics
+from opasd.progress import Progress
+from opasd.prompts import PromptBuilder, PromptPair
+from opasd.records import Records
+from opasd.rollout import Rollout
+from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
+from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.scoring import Scorer
+from opasd.teacher import Teacher
+
+Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
+_TEACHER = "teacher.safetensors"
+
+
+class OPASDTrainer(Trainer):
+    """Trains `model` on problems with verified solutions; see `OPASDConfig` for the method's settings."""
+
+    # The loss is already the minibatch's: Trainer must not divide it by the accumulation steps again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: nn.Module | str,
+        args: TrainingArguments,
+        config: OPASDConfig | None = None,
+        train_dataset: Problems | None = None,
+        eval_dataset: Problems | Mapping[str, Problems] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        engine: RolloutEngine | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if train_dataset is None:
+            raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
+        if isinstance(model, str):
+            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+            model = AutoModelForCausalLM.from_pretrained(model)
+        if processing_class is None:
+            raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
+        if peft_config is not None:
+            model = get_peft_model(unwrap(model), peft_config)
+        self.config = config or OPASDConfig()
+        self.builder = PromptBuilder(processing_class, self.config.prompts)
+        pairs, self.prompt_report = self.builder.pairs(load_problems(train_dataset), on_bad_row="skip")
+        if not pairs:
+            raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
+        self.validation_sets = _named_sets(eval_dataset)
+        _settle(args, self.config, has_validation=bool(self.validation_sets))
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=_collate,
+            train_dataset=_Pairs(pairs),
+            eval_dataset=_Pairs(pairs[:1]) if self.validation_sets else None,
+            processing_class=processing_class,
+            callbacks=[*(callbacks or []), _StepCallback(self)],
+            # Before transformers 5.19 only this tells Trainer that the loss is scaled already.
+            compute_loss_func=_never_called,
+            **kwargs,
+        )
+        self.model_accepts_loss_kwargs = False
+        self.remove_callback(ProgressCallback)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(Progress())
+        self.student = model
+        self.teacher = Teacher(model, self.config.teacher)
+        self.engine = engine or TransformersEngine(
+            model, stop_ids(model, processing_class), self.config.rollout.max_batch
+        )
+        self.folder = Path(str(args.output_dir))
+        self.metrics_file = Records(self.folder / "metrics.jsonl")
+        self.samples_file = Records(self.folder / "samples.jsonl")
+        self.stop_requested = False
+        """Set from a signal handler: the run saves a checkpoint after the current step and ends."""
+        self._scorer: Scorer | None = None
+        self._window = Window(model, checkpointing=args.gradient_checkpointing)
+        self._staging: Path | None = None
+
+    # ---- one optimizer step -----------------------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The window's problems, rolled out together and split into micro-batches of similar length."""
+        batches: list[list[PromptPair]] = [batch["pairs"] for batch in islice(epoch_iterator, num_batches)]
+        if not batches:
+            return [], None
+        with self._window.timed("rollout"):
+            rollouts, completions = self._roll_out([pair for batch in batches for pair in batch])
+        self._window.start(rollouts, completions, self.processing_class)
+        self._save_samples(rollouts, completions)
+        count = self.total(sum(rollout.num_tokens > 0 for rollout in rollouts))
+        # Gradients are averaged over processes, not summed.
+        share = count / self.accelerator.num_processes
+        return [{"rollouts": part, "num_rollouts": max(share, 1e-9)} for part in _split(rollouts, len(batches))], None
+
+    def _roll_out(self, pairs: list[PromptPair]) -> tuple[list[Rollout], list[Completion]]:
+        step, settings = self.state.global_step, self.config.rollout
+        wanted = [(pair, number) for pair in pairs for number in range(settings.rollouts_per_problem)]
+        seeds = [derive_seed(self.args.seed, step, pair.problem.id, number) for pair, number in wanted]
+        completions = self.engine.generate([pair.student_ids for pair, _ in wanted], settings, seeds)
+        rollouts = [
+            Rollout(pair, completion.ids, f"step {step + 1}, {pair.problem.id}, sample {number}")
+            for (pair, number), completion in zip(wanted, completions, strict=True)
+        ]
+        return rollouts, completions
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, None]:
+        """The micro-batch's part of the minibatch's loss."""
+        rollouts, objective = inputs["rollouts"], self.config.objective
+        if self._scorer is None:
+            self._scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
+        scorer, query = self._scorer, objective.attention.query
+        with self._window.timed("teacher"), self.teacher.judging():
+            teacher, teacher_head = scorer(rollouts, "teacher", query=query), scorer.head
+        with self._window.timed("student"):
+            student = scorer(rollouts, "student", query=query)
+            # The losses choose their own precision.
+            with torch.autocast(self.args.device.type, enabled=False):
+                try:
+                    output = opasd_loss(
+                        rollouts, student, teacher, scorer.head, teacher_head, objective,
+                        num_rollouts=inputs["num_rollouts"],
+                    )  # fmt: skip
+                except NonFiniteError as error:
+                    loss = self._non_finite(rollouts, str(error))
+                    return (loss, None) if return_outputs else loss
+        self._window.add(rollouts, output)
+        return (output.loss, None) if return_outputs else output.loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self._window.timed("update"):  # what of it is not the teacher's and the student's: the backward
+            return super().training_step(*args, **kwargs)
+
+    def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
+        """Keep the offending rollouts; then stop, or drop the step: a loss of 0 that reaches every trained weight."""
+        rows = [{"step": self.state.global_step + 1, "id": rollout.id, "problem": rollout.pair.problem.question,
+                 "completion_ids": rollout.completion_ids} for rollout in rollouts]  # fmt: skip
+        Records(self.folder / "non_finite.jsonl").append(*rows)
+        if self.config.on_non_finite == "stop":
+            raise NonFiniteError(f"{message}; its rollouts are in {self.folder}/non_finite.jsonl")
+        self._window.spoiled = True
+        return torch.stack([p.sum() * 0 for p in self.student.parameters() if p.requires_grad]).sum().nan_to_num(0)
+
+    def drop_spoiled_gradients(self) -> None:
+        """Before the optimizer: a window with NaN in it leaves no trace but a count."""
+        gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
+        finite = all(torch.stack([gradient.isfinite().all() for gradient in gradients]).tolist())
+        if self.total(self._window.spoiled or not finite) == 0:
+            return
+        if self.config.on_non_finite == "stop":
+            raise NonFiniteError(
+                f"NaN or infinity in the gradient of step {self.state.global_step + 1}; lower train.learning_rate, or "
+                "set on_non_finite: skip to leave such steps out"
+            )
+        self._window.spoiled = True
+        for parameter in self.student.parameters():
+            parameter.grad = None
+
+    def total(self, value: float) -> float:
+        """The sum of a number over all processes."""
+        reduced = self.accelerator.reduce(torch.tensor(float(value), device=self.args.device), "sum")
+        assert isinstance(reduced, Tensor)
+        return float(reduced)
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the step's own metrics to what Trainer logs for it, and keep them in metrics.jsonl."""
+        if "grad_norm" in logs:
+            logs = {**self._window.finish(self.accelerator, logs), "epoch": logs.get("epoch", 0.0)}
+            if self.is_world_process_zero():
+                self.metrics_file.append({"step": self.state.global_step, **logs})
+        super().log(logs, *args, **kwargs)
+
+    def _save_samples(self, rollouts: list[Rollout], completions: list[Completion]) -> None:
+        every, step = self.config.save_samples_every, self.state.global_step + 1
+        if not every or (step - 1) % every or not self.is_world_process_zero():
+            return
+        chosen = list(zip(rollouts, completions, strict=True))[: self.config.saved_samples]
+        self.samples_file.append(
+            *(
+                {
+                    "step": step,
+                    "id": rollout.id,
+                    "question": rollout.pair.problem.question,
+                    "answer": rollout.pair.problem.answer,
+                    "completion": self._decode(rollout.completion_ids),
+                    "completion_ids": list(rollout.completion_ids),
+                    "finish_reason": completion.finish_reason,
+                    "correct": self._window.verdict(rollout),
+                }
+                for rollout, completion in chosen
+            )
+        )
+
+    def _decode(self, ids: tuple[int, ...]) -> str:
+        assert isinstance(self.processing_class, PreTrainedTokenizerBase)
+        return str(self.processing_class.decode(list(ids), skip_special_tokens=True))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Answer the validation sets with the current weights; Avg@k and lengths of each."""
+        settings, metrics = self.config.validation, {}
+        for name, problems in self.validation_sets.items():
+            asked = [(problem, number) for problem in problems for number in range(settings.samples)]
+            mine = asked[self.accelerator.process_index :: self.accelerator.num_processes]
+            prompts = [self.builder.student_ids(problem.question, thinking=settings.thinking) for problem, _ in mine]
+            seeds = [derive_seed(settings.seed, problem.id, number) for problem, number in mine]
+            completions = self.engine.generate(prompts, settings.sampling, seeds)
+            rows = [
+                (problem, self._decode(completion.ids), completion)
+                for (problem, _), completion in zip(mine, completions, strict=True)
+            ]
+            metrics |= validation_metrics(name, rows, settings.samples, self.accelerator)
+        if self.is_world_process_zero():
+            self.metrics_file.append({"step": self.state.global_step, **metrics})
+        super().log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return 0  # estimated from the rollouts' lengths, in the metrics
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging or super()._get_output_dir(trial=trial))
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """A checkpoint is written elsewhere and then renamed: where there is one, it is whole."""
+        final = self.folder / f"checkpoint-{self.state.global_step}"
+        self._staging = self.folder / ".checkpoint"
+        written = self._staging / final.name
+        if self.args.should_save:
+            shutil.rmtree(self._staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save and (copies := self.teacher.state_dict()):
+                save_file(copies, written / _TEACHER)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(written, final)
+                shutil.rmtree(self._staging, ignore_errors=True)
+                self._forget_old_checkpoints()
+            self.accelerator.wait_for_everyone()
+        finally:
+            self._staging = None
+
+    def _forget_old_checkpoints(self) -> None:
+        for old in checkpoints(self.folder)[: -(self.args.save_total_limit or 10**9)]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+        if (copies := Path(resume_from_checkpoint) / _TEACHER).exists():
+            self.teacher.load_state_dict(load_file(copies))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; `resume_from_checkpoint=True` goes on from the newest checkpoint of the output folder."""
+        if resume_from_checkpoint is True:
+            found = checkpoints(self.folder)
+            if not found:
+                raise ConfigError(f"no checkpoint in {self.folder} to resume from")
+            resume_from_checkpoint = str(found[-1])
+        if isinstance(resume_from_checkpoint, str) and self.is_world_process_zero():
+            step = int(resume_from_checkpoint.rsplit("-", 1)[-1])
+            self.metrics_file.rewind(step)
+            self.samples_file.rewind(step)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit()]
+    return sorted(found, key=lambda path: int(path.name.rsplit("-", 1)[-1]))
+
+
+class _StepCallback(TrainerCallback):
+    """What happens between Trainer's own steps."""
+
+    def __init__(self, trainer: OPASDTrainer) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.drop_spoiled_gradients()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        self.trainer.teacher.after_step(state.global_step)
+        if self.trainer.total(self.trainer.stop_requested) > 0:
+            control.should_save = control.should_training_stop = True
+        return control
+
+
+@dataclass
+class _Pairs(Dataset[PromptPair]):
+    pairs: list[PromptPair]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> PromptPair:
+        return self.pairs[index]
+
+
+def _collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
+    return {"pairs": pairs}
+
+
+def _never_called(*_: Any, **__: Any) -> Tensor:
+    raise AssertionError("compute_loss is overridden")
+
+
+def _split(rollouts: list[Rollout], parts: int) -> list[list[Rollout]]:
+    """Micro-batches of similar length: little padding in each, and the longest alone together."""
+    ordered = sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids))
+    bounds = [round(index * len(ordered) / parts) for index in range(parts + 1)]
+    return [ordered[start:end] for start, end in pairwise(bounds)]
+
+
+def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, list[Problem]]:
+    if eval_dataset is None:
+        return {}
+    if isinstance(eval_dataset, Mapping):
+        return {str(name): list(load_problems(problems)) for name, problems in eval_dataset.items()}
+    return {"validation": list(load_problems(eval_dataset))}
+
+
+def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: bool) -> None:
+    """Settings of Trainer that the method decides."""
+    args.remove_unused_columns = False
+    args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
+    args.disable_tqdm = True
+    if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:
+        args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+    if has_validation and config.validation.every:
+        args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, config.validation.every
+        args.eval_on_start = config.validation.at_start

@@ -1,0 +1,67 @@
+"""A tiny training set-up: a random Qwen3 with a small tokenizer, and arithmetic problems."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, TrainingArguments
+
+from opasd.config import OPASDConfig
+from opasd.data import Problem
+from opasd.trainer import OPASDTrainer
+from tests.tokenizers import small
+
+TOKENIZER = small("qwen3")
+PROBLEMS = [Problem(f"What is {a} + {b}?", f"{a} + {b} = {a + b}", str(a + b), f"p{a}{b}") for a in range(4) for b in range(4)]
+METHOD: dict[str, Any] = {
+    "rollout": {"max_new_tokens": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+    "objective": {"token": {"clip": "none"}},
+    "validation": {"every": 0},
+}
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=4096,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config).to(dtype)
+
+
+def make_trainer(
+    folder: Path, *, lora: bool = True, method: dict[str, Any] | None = None, model: PreTrainedModel | None = None,
+    eval_dataset: Any = None, **arguments: Any,
+) -> OPASDTrainer:  # fmt: skip
+    """A trainer with 8 problems a step unless told otherwise."""
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "lr_scheduler_type": "constant",
+        "save_steps": 100,
+        "use_cpu": True,
+        "report_to": [],
+        "seed": 7,
+    }
+    return OPASDTrainer(
+        model=model or make_model(),
+        args=TrainingArguments(output_dir=str(folder), **(settings | arguments)),
+        config=OPASDConfig.model_validate({**METHOD, **(method or {})}),
+        train_dataset=PROBLEMS,
+        eval_dataset=eval_dataset,
+        processing_class=TOKENIZER,
+        peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear") if lora else None,
+    )
