@@ -13,7 +13,9 @@ from opasd.trainer import OPASDTrainer
 from tests.tokenizers import small
 
 TOKENIZER = small("qwen3")
-PROBLEMS = [Problem(f"What is {a} + {b}?", f"{a} + {b} = {a + b}", str(a + b), f"p{a}{b}") for a in range(4) for b in range(4)]
+PROBLEMS = [
+    Problem(f"What is {a} + {b}?", f"{a} + {b} = {a + b}", str(a + b), f"p{a}{b}") for a in range(4) for b in range(4)
+]
 METHOD: dict[str, Any] = {
     "rollout": {"max_new_tokens": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
     "objective": {"token": {"clip": "none"}},

@@ -82,8 +82,8 @@ class Scorer:
         self, sequences: list[tuple[int, ...]], starts: list[int], query: Query, *, packed: bool
     ) -> list[Scores]:
         inputs, places = pack(self.model, sequences) if packed else pad(self.model, sequences)
-        hidden_BTE, last_logits_BV = self._run(inputs)
-        self._verify_head(hidden_BTE, last_logits_BV)
+        hidden_BTE, last_logits_BV, precision = self._run(inputs)
+        self._verify_head(hidden_BTE, last_logits_BV, precision)
         captured = []
         if self.capture is not None:
             self.capture.verify(*places[-1])
@@ -98,12 +98,14 @@ class Scorer:
             scores.append(Scores(hidden_BTE[row, begin:end][predicting], layers))
         return scores
 
-    def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Final hidden states of all positions, and the model's own logits of the last."""
-        noted: list[Tensor] = []
+    def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype]:
+        """Final hidden states of all positions, the model's own logits of the last, and the precision of its head."""
+        noted: list[tuple[Tensor, torch.dtype]] = []
 
         def note(_module: nn.Module, _args: Any, output: Any) -> None:
-            noted.append(output[0])
+            kind = output[0].device.type
+            autocast = torch.is_autocast_enabled(kind)
+            noted.append((output[0], torch.get_autocast_dtype(kind) if autocast else output[0].dtype))
 
         hook = unwrap(self.model).get_decoder().register_forward_hook(note)
         try:
@@ -116,9 +118,10 @@ class Scorer:
             hook.remove()
         if len(noted) != 1:
             raise CaptureError(f"the {model_type(self.model)} model ran its decoder {len(noted)} times in one forward")
-        return noted[0], output.logits[:, -1]
+        hidden_BTE, precision = noted[0]
+        return hidden_BTE, output.logits[:, -1], precision
 
-    def _verify_head(self, hidden_BTE: Tensor, logits_BV: Tensor) -> None:
+    def _verify_head(self, hidden_BTE: Tensor, logits_BV: Tensor, precision: torch.dtype) -> None:
         """Check once that the output head read off the model gives the model's own logits."""
         if self._head_verified:
             return
@@ -127,7 +130,7 @@ class Scorer:
             expected_BV = logits_BV.to(found_BV.dtype)
             finite = expected_BV.isfinite()
             error = float((found_BV - expected_BV)[finite].abs().max()) if finite.any() else 0.0
-            tolerance = 64 * torch.finfo(logits_BV.dtype).eps * float(expected_BV[finite].abs().max().clamp_min(1))
+            tolerance = 64 * torch.finfo(precision).eps * float(expected_BV[finite].abs().max().clamp_min(1))
         if error > tolerance:
             raise CaptureError(
                 f"the {model_type(self.model)} model's logits are not those of its output head on its final hidden "

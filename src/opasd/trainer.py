@@ -302,14 +302,18 @@ class OPASDTrainer(Trainer):
             self.teacher.load_state_dict(load_file(copies))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; `resume_from_checkpoint=True` goes on from the newest checkpoint of the output folder."""
+        """Train; `resume_from_checkpoint=True` goes on from the newest checkpoint of the output folder.
+
+        A run that was killed before its first checkpoint begins anew. A folder with a run in it is not overwritten."""
+        began = self.metrics_file.path.exists() or bool(checkpoints(self.folder))
+        if began and not resume_from_checkpoint:
+            raise ConfigError(f"{self.folder} already has a run in it; resume it, or choose another output_dir")
+        if not began and resume_from_checkpoint is True:
+            raise ConfigError(f"no run in {self.folder} to resume")
         if resume_from_checkpoint is True:
-            found = checkpoints(self.folder)
-            if not found:
-                raise ConfigError(f"no checkpoint in {self.folder} to resume from")
-            resume_from_checkpoint = str(found[-1])
-        if isinstance(resume_from_checkpoint, str) and self.is_world_process_zero():
-            step = int(resume_from_checkpoint.rsplit("-", 1)[-1])
+            resume_from_checkpoint = str(newest[0]) if (newest := checkpoints(self.folder)[-1:]) else None
+        if began and self.is_world_process_zero():
+            step = int(str(resume_from_checkpoint).rsplit("-", 1)[-1]) if resume_from_checkpoint else 0
             self.metrics_file.rewind(step)
             self.samples_file.rewind(step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -378,6 +382,8 @@ def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: boo
     args.remove_unused_columns = False
     args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
     args.disable_tqdm = True
+    if args.ddp_find_unused_parameters is None:
+        args.ddp_find_unused_parameters = False  # every trained weight is in the graph of every loss
     if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     if has_validation and config.validation.every:

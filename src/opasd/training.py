@@ -26,7 +26,7 @@ from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError
 from opasd.records import Records
-from opasd.trainer import OPASDTrainer, checkpoints
+from opasd.trainer import OPASDTrainer
 
 Outcome = Literal["finished", "stopped"]
 LAB = "lab"
@@ -46,12 +46,12 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
         eval_dataset={name: problems(data, "validation") for name, data in config.validation_data.items()},
         processing_class=tokenizer,
     )
-    newest = checkpoints(folder)[-1:] if resume else []
     with _stopping_on_signals(trainer):
-        trainer.train(str(newest[0]) if newest else None)
+        trainer.train(resume or None)
     if trainer.state.global_step < config.train.max_steps:
         return "stopped"
     save(trainer, config, folder / "final")
+    trainer.accelerator.end_training()
     return "finished"
 
 

@@ -1,0 +1,380 @@
+"""The trainer on a tiny random model: the algorithm's arithmetic, what training may touch, checkpoints and mistakes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from opasd.config import ObjectiveConfig
+from opasd.errors import ConfigError, NonFiniteError
+from opasd.losses.objective import opasd_loss
+from opasd.records import Records
+from opasd.scoring import Scorer
+from opasd.trainer import checkpoints
+from tests.training import METHOD, PROBLEMS, make_model, make_trainer
+
+ROOT = Path(__file__).parents[1]
+CLOCKS = ("seconds/", "ms_per_processed_token", "memory/")
+
+
+class Gradients(TrainerCallback):
+    """The gradient of the first optimizer step, before clipping is undone or weights move."""
+
+    def __init__(self):
+        self.found = None
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if self.found is None:
+            self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def first_gradient(folder, **arguments):
+    trainer = make_trainer(folder, max_steps=1, max_grad_norm=0.0, **arguments)
+    trainer.add_callback(gradients := Gradients())
+    trainer.train()
+    return gradients.found, trainer
+
+
+def rows(folder, name="metrics.jsonl"):
+    """A run's rows without the clocks."""
+    return [
+        {key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in Records(Path(folder) / name)
+    ]
+
+
+def test_a_step_is_algorithm_1(tmp_path):
+    """Roll out, judge the same token ids in both roles, add both losses, mean over tokens then rollouts."""
+    found, _ = first_gradient(tmp_path)
+    fresh = make_trainer(tmp_path / "again")
+    pairs = fresh.train_dataset.pairs
+    order = [row["id"] for row in Records(tmp_path / "samples.jsonl")]
+    chosen = [next(pair for pair in pairs if f" {pair.problem.id}," in name) for name in order]
+    rollouts, _ = fresh._roll_out(chosen)
+    scorer = Scorer(fresh.model)
+    with fresh.teacher.judging():
+        teacher, head = scorer(rollouts, "teacher"), scorer.head
+    output = opasd_loss(rollouts, scorer(rollouts, "student"), teacher, scorer.head, head, fresh.config.objective)
+    output.loss.backward()
+    expected = {name: p.grad for name, p in fresh.model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-4)
+    assert rows(tmp_path)[0]["loss"] == pytest.approx(output.loss.item(), rel=1e-4)
+
+
+def test_accumulation_changes_nothing(tmp_path):
+    shapes = [(1, 8), (2, 4), (8, 1)]
+    results = [
+        first_gradient(
+            tmp_path / f"{batch}x{steps}", per_device_train_batch_size=batch, gradient_accumulation_steps=steps
+        )
+        for batch, steps in shapes
+    ]
+    for found, _ in results[1:]:
+        for name, gradient in results[0][0].items():
+            torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
+    losses = [rows(tmp_path / f"{batch}x{steps}")[0]["loss"] for batch, steps in shapes]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+DISTRIBUTED = """
+import sys, torch
+from pathlib import Path
+from tests.test_trainer import first_gradient
+torch.set_num_threads(1)
+steps = int(sys.argv[2])
+found, trainer = first_gradient(Path(sys.argv[1]), per_device_train_batch_size=2, gradient_accumulation_steps=steps)
+if trainer.is_world_process_zero():
+    torch.save(found, sys.argv[1] + "/gradient.pt")
+trainer.accelerator.end_training()
+"""
+
+
+def test_two_processes_equal_one(tmp_path):
+    for processes, steps in ((1, 4), (2, 2)):
+        script = tmp_path / "script.py"
+        script.write_text(DISTRIBUTED)
+        launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+        launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        run = subprocess.run(
+            [*launch, str(script), str(tmp_path / str(processes)), str(steps)],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr[-3000:]
+    one, two = (torch.load(tmp_path / name / "gradient.pt") for name in ("1", "2"))
+    for name, gradient in one.items():
+        torch.testing.assert_close(two[name.replace("module.", "")], gradient, atol=1e-6, rtol=1e-4)
+    mine, theirs = rows(tmp_path / "1")[0], rows(tmp_path / "2")[0]
+    assert mine.keys() == theirs.keys()
+    assert {k: v for k, v in mine.items() if k != "epoch"} == pytest.approx(
+        {k: v for k, v in theirs.items() if k != "epoch"}, rel=1e-4
+    )
+
+
+def test_the_base_is_bit_identical_after_training(tmp_path):
+    model = make_model()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    trainer = make_trainer(tmp_path, model=model, max_steps=3)
+    trainer.train()
+    after = {
+        name.replace("base_model.model.", "").replace(".base_layer", ""): p
+        for name, p in trainer.model.named_parameters()
+    }
+    for name, weight in before.items():
+        assert torch.equal(after[name], weight), name
+    assert any((p != 0).any() for name, p in after.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("update", ["frozen", "ema", "live", "snapshot"])
+def test_every_teacher_with_adapters_and_without(tmp_path, update, lora):
+    method = {"teacher": {"update": update, "ema_decay": 0.5, "snapshot_every": 2}}
+    trainer = make_trainer(tmp_path, lora=lora, method=method, save_steps=2)
+    trainer.train()
+    losses = [row["attention/divergence"] for row in rows(tmp_path)]
+    assert len(losses) == 3
+    assert all(loss > 0 for loss in losses)
+    has_copies = update in ("ema", "snapshot") or (update == "frozen" and not lora)
+    assert (tmp_path / "checkpoint-2" / "teacher.safetensors").exists() == has_copies
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)], ids=["opsd", "attention only"])
+def test_one_objective_alone(tmp_path, weights):
+    objective = ObjectiveConfig(token_weight=weights[0], attention_weight=weights[1]).model_dump()
+    make_trainer(tmp_path, method={"objective": objective}).train()
+    row = rows(tmp_path)[-1]
+    assert ("token/loss" in row) == (weights[0] > 0)
+    assert ("attention/divergence" in row) == (weights[1] > 0)
+
+
+def test_the_attention_divergence_falls(tmp_path):
+    objective = {"token_weight": 0.0, "attention_weight": 1.0}
+    make_trainer(tmp_path, method={"objective": objective}, max_steps=15).train()
+    values = [row["attention/divergence"] for row in rows(tmp_path)]
+    assert sum(values[-3:]) < 0.7 * sum(values[:3])
+
+
+def test_metrics_samples_and_validation(tmp_path):
+    method = {
+        "rollout": METHOD["rollout"] | {"rollouts_per_problem": 2},
+        "validation": {"every": 2, "samples": 2, "sampling": {"max_new_tokens": 4}},
+        "save_samples_every": 2,
+        "saved_samples": 3,
+    }
+    trainer = make_trainer(tmp_path, method=method, eval_dataset={"sums": PROBLEMS[:4]}, max_steps=4)
+    trainer.train()
+    steps = [row for row in Records(tmp_path / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    wanted = {
+        "loss", "token/loss", "attention/divergence", "attention/solution_mass", "attention/visible_mass",
+        "token/student_entropy", "token/clipped", "rollout/accuracy", "rollout/length_mean", "rollout/length_median",
+        "rollout/length_max", "rollout/truncated", "tokens/generated", "tokens/processed", "rollout/markers_per_1000",
+        "seconds/rollout", "seconds/teacher", "seconds/student", "seconds/update", "ms_per_processed_token",
+        "memory/peak_bytes", "flops/rollout", "flops/teacher", "flops/student", "flops/update", "grad_norm",
+        "learning_rate",
+    }  # fmt: skip
+    assert wanted <= steps[0].keys()
+    assert all(row["seconds/update"] > 0 for row in steps)
+    assert steps[0]["tokens/generated"] <= 16 * 6
+    samples = list(Records(tmp_path / "samples.jsonl"))
+    assert [row["step"] for row in samples] == [1] * 3 + [3] * 3
+    assert {"id", "completion", "completion_ids", "finish_reason", "correct"} <= samples[0].keys()
+    validated = [row for row in Records(tmp_path / "metrics.jsonl") if "validation/sums/avg@2" in row]
+    assert [row["step"] for row in validated] == [2, 4]
+    assert any("validation/sums/avg@2" in row for row in trainer.state.log_history)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from transformers import TrainerCallback
+from tests.training import make_trainer
+torch.set_num_threads(1)
+
+class Kill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path(sys.argv[1])
+trainer = make_trainer(folder, method={"teacher": {"update": "ema", "ema_decay": 0.8}}, max_steps=20, save_steps=3,
+                       save_total_limit=2, lr_scheduler_type="cosine", per_device_train_batch_size=3)
+trainer.add_callback(Kill())
+trainer.train((folder / "metrics.jsonl").exists() or None)
+trainer.save_model(str(folder / "final"))
+"""
+
+
+def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
+    """SIGKILL before the first checkpoint, right after one, and in between; then weights and metrics are compared."""
+
+    def run(name, kill_at):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(kill_at)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    whole = run("whole", -1)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    for kill_at in (1, 3, 8, 13):
+        assert run("killed", kill_at).returncode == -signal.SIGKILL
+    last = run("killed", -1)
+    assert last.returncode == 0, last.stderr[-3000:]
+    from safetensors.torch import load_file
+
+    mine, theirs = (load_file(tmp_path / n / "final" / "adapter_model.safetensors") for n in ("whole", "killed"))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+    assert rows(tmp_path / "whole", "samples.jsonl") == rows(tmp_path / "killed", "samples.jsonl")
+    teacher = [load_file(checkpoints(tmp_path / n)[-1] / "teacher.safetensors") for n in ("whole", "killed")]
+    assert all(torch.equal(teacher[0][name], teacher[1][name]) for name in teacher[0])
+    assert len(checkpoints(tmp_path / "whole")) == 2
+
+
+def test_a_checkpoint_cut_short_is_never_taken_for_one(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, save_steps=1, max_steps=2)
+    original = trainer.teacher.state_dict
+
+    def dies():
+        if trainer.state.global_step == 2:
+            raise KeyboardInterrupt
+        return original()
+
+    monkeypatch.setattr(trainer.teacher, "state_dict", dies)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]
+    resumed = make_trainer(tmp_path, save_steps=1, max_steps=2)
+    resumed.train(True)
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+
+
+def test_resuming_without_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="no run in .* to resume"):
+        make_trainer(tmp_path).train(True)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    make_trainer(tmp_path, max_steps=1).train()
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match="already has a run in it"):
+        make_trainer(tmp_path, max_steps=1).train()
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_a_request_to_stop_saves_and_ends(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=50)
+
+    class Ask(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            trainer.stop_requested = state.global_step == 1
+
+    trainer.add_callback(Ask())
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+def poison(trainer, at_step):
+    """Make the model's weights NaN before a step, and well again after it."""
+    parameter = next(p for name, p in trainer.model.named_parameters() if "lora_B" in name)
+
+    class Poison(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == at_step:
+                self.good = parameter.data.clone()
+                parameter.data[0, 0] = float("nan")
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == at_step + 1:
+                parameter.data.copy_(self.good)
+
+    trainer.add_callback(Poison())
+
+
+def test_nan_stops_the_run_and_keeps_the_rollouts(tmp_path):
+    trainer = make_trainer(tmp_path)
+    poison(trainer, 1)
+    with pytest.raises(NonFiniteError, match="step 2, .*non_finite.jsonl"):
+        trainer.train()
+    kept = [json.loads(line) for line in (tmp_path / "non_finite.jsonl").read_text().splitlines()]
+    assert kept[0]["step"] == 2
+    assert kept[0]["completion_ids"]
+
+
+def test_nan_skips_the_step_where_so_configured(tmp_path):
+    trainer = make_trainer(tmp_path, method={"on_non_finite": "skip"})
+    poison(trainer, 1)
+    trainer.train()
+    assert [row["skipped"] for row in rows(tmp_path)] == [0, 1, 0]
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path):
+    plain, _ = first_gradient(tmp_path / "plain")
+    saved, _ = first_gradient(tmp_path / "saved", gradient_checkpointing=True)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(saved[name], gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_low_and_mixed_precision_train(tmp_path, dtype):
+    trainer = make_trainer(tmp_path, model=make_model(dtype), bf16=dtype == torch.float32)
+    trainer.train()
+    assert all(row["loss"] > 0 for row in rows(tmp_path))
+
+
+def test_the_adapter_loads_with_peft(tmp_path):
+    base = make_model()
+    base.save_pretrained(tmp_path / "base")
+    trainer = make_trainer(tmp_path / "run", model=AutoModelForCausalLM.from_pretrained(tmp_path / "base"))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(tmp_path / "final"))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(ids).logits, trainer.model.eval()(ids).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_models_by_folder_and_problems_by_column(tmp_path):
+    from transformers import TrainingArguments
+
+    from opasd.config import OPASDConfig
+    from opasd.trainer import OPASDTrainer
+    from tests.training import TOKENIZER
+
+    make_model().save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    trainer = OPASDTrainer(
+        model=str(tmp_path / "model"),
+        args=TrainingArguments(output_dir=str(tmp_path / "run"), max_steps=1, use_cpu=True, report_to=[]),
+        config=OPASDConfig.model_validate(METHOD),
+        train_dataset=[{"problem": "What is 1 + 1?", "solution": "1 + 1 = 2", "answer": "2"}] * 3
+        + [{"problem": "What is 2 + 2?", "solution": "2 + 2 = 4", "answer": "4"}],
+    )
+    trainer.train()
+    assert rows(tmp_path / "run")[0]["rollout/accuracy"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"train_dataset": None}, "needs a train_dataset"), ({"processing_class": None}, "needs the model's tokenizer")],
+)
+def test_mistakes_are_told(tmp_path, changes, message):
+    from transformers import TrainingArguments
+
+    from opasd.trainer import OPASDTrainer
+    from tests.training import TOKENIZER
+
+    arguments = {"train_dataset": PROBLEMS, "processing_class": TOKENIZER} | changes
+    with pytest.raises(ConfigError, match=message):
+        OPASDTrainer(make_model(), TrainingArguments(output_dir=str(tmp_path), use_cpu=True), **arguments)
