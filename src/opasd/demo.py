@@ -1,0 +1,197 @@
+"""The main job on what is embedded: base, OPSD and OPASD from one start with one budget, on held-out problems.
+
+    opasd demo            about eight minutes on two CPU cores
+    opasd demo --quick    a first look in about a minute
+
+Everything is the product's own: the `lab` recipe, `train`, the sampler and the grader. The table's intervals are 95 %,
+by bootstrap over problems; differences are paired on the same problems.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from opasd.analysis.markers import count_markers
+from opasd.config import RunConfig
+from opasd.data import Problem
+from opasd.evaluation.answers import Answer, answer
+from opasd.evaluation.statistics import Estimate, estimate, paired_difference
+from opasd.prompts import PromptBuilder
+from opasd.recipes import load_recipe
+from opasd.records import Records
+from opasd.report.charts import line_chart
+from opasd.report.page import answers as answer_cards
+from opasd.report.page import key, page, section, table
+from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.training import load_model, load_tokenizer, train
+
+METHODS = {"OPSD": "lab-opsd", "OPASD": "lab"}
+HEADER = ("", "accuracy", "against base", "response length", "truncated", "markers / 1,000 tokens")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model's answers to the held-out problems."""
+
+    name: str
+    answers: list[Answer]
+
+    @property
+    def correct(self) -> list[float]:
+        return [float(found.correct) for found in self.answers]
+
+    def row(self, base: "Scored") -> tuple[str, ...]:
+        accuracy = estimate(self.correct)
+        lengths = [len(found.ids) for found in self.answers]
+        markers = sum((count_markers(found.text) for found in self.answers), Counter()).total()
+        truncated = statistics.fmean(found.finish_reason == "length" for found in self.answers)
+        gain = "" if self is base else _points(paired_difference(self.correct, base.correct), sign="+")
+        return (
+            self.name,
+            _points(accuracy),
+            gain,
+            f"{statistics.fmean(lengths):.1f}",
+            f"{100 * truncated:.1f} %",
+            f"{1000 * markers / max(sum(lengths), 1):.2f}",
+        )
+
+
+def run(folder: Path, *, seed: int = 42, quick: bool = False) -> list[Scored]:
+    """Evaluate the base, train and evaluate both methods, write the table, the page and the raw results."""
+    began = time.monotonic()
+    configs = {name: _config(recipe, folder, seed, quick) for name, recipe in METHODS.items()}
+    held_out = test_problems(300 if quick else 1200)
+    base_config = configs["OPASD"]
+    say(f"base: answering {len(held_out)} held-out problems")
+    scored = [Scored("base", answers_of(base_config, None, held_out))]
+    for name, config in configs.items():
+        target = folder / name.lower()
+        say(f"{name}: {config.train.max_steps} steps of {_batch(config)} rollouts")
+        train(config, target)
+        scored.append(Scored(name, answers_of(config, target / "final", held_out)))
+    write(folder, scored, held_out, configs, seconds=time.monotonic() - began)
+    return scored
+
+
+def test_problems(count: int) -> list[Problem]:
+    """Held-out problems of the embedded task."""
+    from opasd.lab.task import make_problems
+
+    return make_problems("test", count, 0)
+
+
+def answers_of(config: RunConfig, adapter: Path | None, held_out: Sequence[Problem]) -> list[Answer]:
+    """The answers of the base, or of the base with an adapter."""
+    tokenizer, model = load_tokenizer(config.model), load_model(config.model)
+    student = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
+    engine = TransformersEngine(student, stop_ids(student, tokenizer), config.rollout.max_batch)
+    builder, settings = PromptBuilder(tokenizer, config.prompts), config.validation
+    return answer(held_out, engine, builder, tokenizer, settings.sampling, seed=settings.seed)
+
+
+def write(
+    folder: Path, scored: list[Scored], held_out: Sequence[Problem], configs: dict[str, RunConfig], *, seconds: float
+) -> None:
+    """results.json, the page, and the table on standard output."""
+    rows = [one.row(scored[0]) for one in scored]
+    widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
+    for row in (HEADER, *rows):
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(f"{cells.rstrip()}\n")
+    (folder / "results.json").write_text(json.dumps(_results(scored, held_out), indent=1), encoding="utf-8")
+    report = folder / "report.html"
+    report.write_text(_page(folder, scored, held_out, configs, rows), encoding="utf-8")
+    say(f"{len(held_out)} held-out problems, one answer each; {seconds:.0f} s; the page: {report}")
+
+
+def _results(scored: list[Scored], held_out: Sequence[Problem]) -> dict[str, Any]:
+    base = scored[0]
+    return {
+        "problems": len(held_out),
+        "models": {
+            one.name: {
+                "accuracy": estimate(one.correct)._asdict(),
+                "against_base": paired_difference(one.correct, base.correct)._asdict(),
+                "length": statistics.fmean(len(found.ids) for found in one.answers),
+                "correct": [int(value) for value in one.correct],
+            }
+            for one in scored
+        },
+    }
+
+
+def _page(
+    folder: Path,
+    scored: list[Scored],
+    held_out: Sequence[Problem],
+    configs: dict[str, RunConfig],
+    rows: list[tuple[str, ...]],
+) -> str:
+    metrics = {name: list(Records(folder / name.lower() / "metrics.jsonl")) for name in configs}
+
+    def curve(column: str) -> dict[str, list[tuple[float, float]]]:
+        lines = {name: [(row["step"], row[column]) for row in rows if column in row] for name, rows in metrics.items()}
+        return {"base": [], **lines}
+
+    charts = [
+        line_chart("Accuracy of the rollouts", curve("rollout/accuracy")),
+        line_chart("Length of the rollouts (tokens)", curve("rollout/length_mean")),
+        line_chart("Attention divergence", curve("attention/divergence")),
+        line_chart("Token divergence", curve("token/divergence")),
+    ]
+    differing = [
+        index for index in range(len(held_out)) if len({one.answers[index].correct for one in scored}) > 1
+    ] or list(range(min(3, len(held_out))))
+    cards = [
+        answer_cards(
+            held_out[index].question,
+            {one.name: (one.answers[index].text, one.answers[index].correct) for one in scored},
+        )
+        for index in differing[:6]
+    ]
+    note = (
+        f"{len(held_out)} held-out problems, one answer each, temperature "
+        f"{configs['OPASD'].validation.sampling.temperature}. Intervals are 95 %, by bootstrap over problems; "
+        "differences are paired on the same problems."
+    )
+    return page(
+        "opasd demo",
+        "The embedded model before and after self-distillation on its own trajectories",
+        [
+            section("Results", table(HEADER, rows), f'<p class="soft">{note}</p>'),
+            section("Training", key([one.name for one in scored]), f'<div class="charts">{"".join(charts)}</div>'),
+            section("Answers to the same problems", *cards),
+        ],
+    )
+
+
+def _config(recipe: str, folder: Path, seed: int, quick: bool) -> RunConfig:
+    config = load_recipe(recipe).config()
+    steps = max(2, config.train.max_steps // 6) if quick else config.train.max_steps
+    optimisation = config.train.model_copy(update={"seed": seed, "max_steps": steps, "save_steps": steps})
+    return config.model_copy(update={"train": optimisation, "validation_data": {}, "output_dir": str(folder)})
+
+
+def _batch(config: RunConfig) -> int:
+    settings = config.train
+    problems_per_step = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
+    return problems_per_step * config.rollout.rollouts_per_problem
+
+
+def _points(value: Estimate, sign: str = "") -> str:
+    """Percentage points: mean [low, high]."""
+    mean, low, high = (100 * part for part in value)
+    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

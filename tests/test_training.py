@@ -1,0 +1,151 @@
+"""A whole run from its configuration, with real files: result, card, resume, merge, signals, and a user's mistakes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from opasd import training
+from opasd.config import RunConfig
+from opasd.errors import ConfigError, DataError
+from opasd.records import Records
+from tests.training import PROBLEMS, TOKENIZER, make_model
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, its tokenizer and a file of problems."""
+    folder = tmp_path_factory.mktemp("place")
+    make_model().save_pretrained(folder / "model")
+    TOKENIZER.save_pretrained(folder / "model")
+    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
+    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+def make_config(place, **changes):
+    values = {
+        "model": {"name_or_path": str(place / "model"), "lora_r": 4, "lora_alpha": 8},
+        "data": {"source": str(place / "sums.jsonl")},
+        "validation_data": {"sums": {"source": str(place / "sums.jsonl"), "sample": 3}},
+        "validation": {"every": 2, "sampling": {"max_new_tokens": 4}},
+        "rollout": {"max_new_tokens": 6},
+        "train": {
+            "max_steps": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.01,
+            "gradient_checkpointing": False, "save_steps": 1, "extra": {"use_cpu": True},
+        },
+    }  # fmt: skip
+    for path, value in changes.items():
+        section, _, field = path.partition("__")
+        if field:
+            values.setdefault(section, {})[field] = value
+        else:
+            values[section] = value
+    return RunConfig.model_validate(values)
+
+
+def test_a_run_and_what_it_leaves(place, tmp_path):
+    config = make_config(place)
+    assert training.train(config, tmp_path) == "finished"
+    assert [row["step"] for row in Records(tmp_path / "metrics.jsonl") if "loss" in row] == [1, 2]
+    assert any("validation/sums/avg@1" in row for row in Records(tmp_path / "metrics.jsonl"))
+    card = (tmp_path / "final" / "README.md").read_text()
+    assert "| attention divergence |" in card
+    assert f'"source": "{place}/sums.jsonl"' in card
+    base = AutoModelForCausalLM.from_pretrained(place / "model")
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "final"))
+    ids = torch.tensor([[4, 5, 6]])
+    training.merge(tmp_path / "final", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-3)
+        with adapted.disable_adapter():
+            assert (merged(ids).logits - adapted(ids).logits).abs().max() > 1e-4
+
+
+def test_full_fine_tuning_leaves_a_model(place, tmp_path):
+    assert (
+        training.train(make_config(place, model__adaptation="full", train__learning_rate=1e-4), tmp_path) == "finished"
+    )
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    base = AutoModelForCausalLM.from_pretrained(place / "model")
+    assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters(), strict=True))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from opasd import training
+from opasd.config import RunConfig
+config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
+print(training.train(config, Path(sys.argv[2]), resume=sys.argv[3] == "resume"))
+"""
+
+
+def test_sigterm_saves_and_the_run_resumes(place, tmp_path):
+    config = make_config(place, train__max_steps=400, train__save_steps=1000, validation__every=0)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json"), str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*command, "new"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0].strip() == "stopped"
+    steps = [row["step"] for row in Records(metrics)]
+    assert 0 < steps[-1] < 400
+    assert (tmp_path / "run" / f"checkpoint-{steps[-1]}").is_dir()
+    shorter = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": steps[-1] + 2})})
+    assert training.train(shorter, tmp_path / "run", resume=True) == "finished"
+    assert [row["step"] for row in Records(metrics)] == list(range(1, steps[-1] + 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model__name_or_path": "/no/such/folder"}, ConfigError, "cannot load the tokenizer '/no/such/folder'"),
+        ({"model__name_or_path": "nobody/nothing"}, ConfigError, "cannot load the tokenizer 'nobody/nothing'"),
+        ({"model__lora_target_modules": ["qproj"]}, ConfigError, "names qproj, which the qwen3 model does not have"),
+        ({"data": {"source": "/no/file.jsonl"}}, DataError, "/no/file.jsonl"),
+        ({"data__columns": {"question": "question"}}, DataError, "question"),
+        ({"model__adaptation": "qlora"}, ConfigError, "qlora needs bitsandbytes"),
+        ({"train__extra": {"use_cpus": True}}, ConfigError, "use_cpus is no field of TrainingArguments"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(place, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message) as caught:
+        training.train(make_config(place, **changes), tmp_path / "run")
+    assert "\n" not in str(caught.value).strip()
+
+
+def test_a_broken_model_folder(place, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+        training.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+
+
+def test_a_broken_chat_template_is_told(place, tmp_path):
+    import shutil
+
+    shutil.copytree(place / "model", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    with pytest.raises(ConfigError, match="chat template cannot render"):
+        training.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+
+
+def test_merging_what_is_no_adapter(tmp_path):
+    with pytest.raises(ConfigError, match="is no adapter"):
+        training.merge(tmp_path, tmp_path / "out")
