@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opasd import data
+from opasd import sources
 from opasd.config import ColumnConfig, DataConfig
 from opasd.data import DataReport, Problem, ProblemSet, iter_problems, load_problems
 from opasd.errors import DataError
@@ -210,7 +210,7 @@ def test_a_json_array_may_be_cut_anywhere_by_the_buffer(
     path = tmp_path_factory.getbasetemp() / "chunks.json"
     path.write_text(json.dumps(rows, ensure_ascii=ascii_only, indent=1), encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "_CHUNK", chunk)
+        patch.setattr(sources, "_CHUNK", chunk)
         assert bare(load_problems(path, DataConfig(deduplicate=False))) == problems
 
 
@@ -346,7 +346,7 @@ def test_the_hub_path_pins_the_commit_and_streams(tmp_path: Path, monkeypatch: p
 
 def test_whatever_datasets_accepts_is_streamed(tmp_path: Path) -> None:
     write(tmp_path, ".parquet", ROWS, stem="train")
-    rows = list(data._streamed_rows(str(tmp_path), DataConfig(), None))
+    rows = list(sources._streamed_rows(str(tmp_path), DataConfig(), None))
     assert [(number, r["problem"]) for _, number, r in rows] == [(n, r["problem"]) for n, r in enumerate(ROWS, 1)]
 
 
@@ -583,13 +583,13 @@ def test_a_broken_json_row_is_found_without_reading_on(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_a_long_json_item_takes_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, ".json", [row("one", "s" * 1_000_000), row("two")])
-    monkeypatch.setattr(data, "_CHUNK", 8)  # the retries add up to minutes if each reads only this much more
+    monkeypatch.setattr(sources, "_CHUNK", 8)  # the retries add up to minutes if each reads only this much more
     assert [p.question for p in load_problems(path)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("chunk", range(30, 50))
 def test_json_items_that_are_no_rows_are_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(data, "_CHUNK", chunk)
+    monkeypatch.setattr(sources, "_CHUNK", chunk)
     path = tmp_path / "math.json"
     path.write_bytes(b"[" + GOOD + b", 123, [], " + ALSO + b"]")
     problems = load_problems(path, SKIP)
