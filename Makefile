@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test check format bench clean
 
 demo: $(READY)
-	$(BIN)/python -m opasd.demo
+	$(BIN)/opasd demo
 
 test: check
 	$(BIN)/pytest -n 2

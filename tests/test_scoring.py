@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, CohereConfig
 
-from opasd.capture import unwrap
+from opasd.models import unwrap
 from opasd.errors import CaptureError, ConfigError
 from opasd.scoring import Scorer, output_head
 from tests.models import FAMILIES, HYBRID, SIZES, add_lora, fast, make_model

@@ -20,12 +20,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from opasd.errors import CaptureError
 from opasd.losses.attention import LayerAttention, attention_heads
+from opasd.models import model_type, unwrap
 
 Observer = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
 
@@ -53,24 +54,6 @@ class CapturedLayer:
             self.softcap,
             self.sinks_H,
         )
-
-
-def unwrap(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside data-parallel, compiled and PEFT wrappers."""
-    from peft import PeftModel
-
-    while not isinstance(model, PreTrainedModel):
-        if isinstance(model, PeftModel):
-            model = model.get_base_model()
-        elif isinstance(inner := getattr(model, "module", getattr(model, "_orig_mod", None)), nn.Module):
-            model = inner
-        else:
-            raise CaptureError(f"expected a transformers model, got {type(model).__name__}")
-    return model
-
-
-def model_type(model: nn.Module) -> str:
-    return str(unwrap(model).config.model_type)
 
 
 class AttentionCapture:

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import create_masks_for_generate
 
-from opasd.capture import AttentionCapture, model_type, unwrap
+from opasd.capture import AttentionCapture
 from opasd.choices import Query, Role
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.attention import LayerAttention
 from opasd.losses.token import OutputHead
+from opasd.models import model_type, unwrap
 from opasd.rollout import Rollout
 
 Layout = Literal["padded", "packed", "single"]

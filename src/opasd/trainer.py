@@ -34,12 +34,12 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from opasd.capture import unwrap
 from opasd.config import OPASDConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.objective import opasd_loss
 from opasd.metrics import Window, validation_metrics
+from opasd.models import unwrap
 from opasd.progress import Progress
 from opasd.prompts import PromptBuilder, PromptPair
 from opasd.records import Records

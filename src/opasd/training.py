@@ -26,6 +26,7 @@ from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError
 from opasd.records import Records
+from opasd.run import check_disk
 from opasd.trainer import OPASDTrainer
 
 Outcome = Literal["finished", "stopped"]
@@ -46,6 +47,8 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
         eval_dataset={name: problems(data, "validation") for name, data in config.validation_data.items()},
         processing_class=tokenizer,
     )
+    if trainer.is_world_process_zero():
+        check_disk(folder, checkpoint_bytes(model))
     with _stopping_on_signals(trainer):
         trainer.train(resume or None)
     if trainer.state.global_step < config.train.max_steps:
@@ -61,6 +64,11 @@ def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
     if trainer.is_world_process_zero():
         rows = list(Records(trainer.metrics_file.path))
         (output / "README.md").write_text(model_card(config, rows), encoding="utf-8")
+
+
+def checkpoint_bytes(model: torch.nn.Module) -> int:
+    """What a checkpoint needs: the trained weights, two moments of the optimizer, a teacher's copy at most."""
+    return sum(p.numel() * (2 * p.element_size() + 8) for p in model.parameters() if p.requires_grad) + 2**24
 
 
 def merge(adapter: Path, output: Path) -> None:

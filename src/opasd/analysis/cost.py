@@ -6,7 +6,10 @@ gradient to activations), through trained ones two; recomputation under gradient
 
     rollout    every prompt and generated token, forward
     teacher    every token of its sequences, forward
-    student    every token of its sequences, forward and backward
+    student    every token of its sequences, forward
+    update     the student's backward
+
+All experts of a mixture count, and every layer as full attention: for such models the estimate is an upper bound.
 """
 
 from collections.abc import Iterable
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from opasd.capture import unwrap
+from opasd.models import unwrap
 
 
 @dataclass(frozen=True)

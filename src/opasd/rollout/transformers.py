@@ -1,9 +1,10 @@
 """Rollouts with the training model itself, through transformers.
 
-Prompts are sorted by length and generated side by side; rows that have finished leave the batch, so the last long
-answers do not pay for the short ones. Adapters stay as they are: nothing is merged into the base.
+Prompts are sorted by length, padded on the left and generated side by side; rows that have finished leave the batch, so
+the last long answers do not pay for the short ones. Padding is exact in hybrid stacks too: what a recurrent layer reads
+at a padded position is 0 and leaves its state at 0. Adapters stay as they are: nothing is merged into the base.
 
-Shapes: B rows, P prompt positions, V vocabulary.
+Shapes: B rows, P prompt positions, T new tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -12,23 +13,24 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from opasd.capture import unwrap
 from opasd.config import SamplingConfig
+from opasd.models import unwrap
 from opasd.rollout.engine import Completion
 from opasd.rollout.sampling import sample
 
 COMPACT_BELOW = 0.75
 """Finished rows leave the batch when fewer than this share of its rows are still going."""
+_NOTHING = -1
+"""Stands where a row has no token."""
 
 
 def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
     """Every token that the model or its tokenizer declares to end a completion."""
     base = unwrap(model)
-    declared: list[int] = []
     sources = [base.generation_config, base.config.get_text_config(), tokenizer]
-    for value in (getattr(source, "eos_token_id", None) for source in sources if source is not None):
-        declared += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    return frozenset(declared)
+    declared = [getattr(source, "eos_token_id", None) for source in sources]
+    several = [value if isinstance(value, list | tuple) else [value] for value in declared]
+    return frozenset(token for tokens in several for token in tokens if token is not None)
 
 
 class TransformersEngine:
@@ -44,6 +46,8 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
         """One completion for each prompt, in order."""
+        assert len(prompts) == len(seeds)
+        assert all(len(prompt) > 0 for prompt in prompts)
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         completions: dict[int, Completion] = {}
         was_training = self.model.training
@@ -58,17 +62,17 @@ class TransformersEngine:
         return [completions[index] for index in range(len(prompts))]
 
     def _batch(self, prompts: list[Sequence[int]], sampling: SamplingConfig, seeds: list[int]) -> list[Completion]:
-        device = unwrap(self.model).device
-        limit = sampling.max_new_tokens
+        device, limit = unwrap(self.model).device, sampling.max_new_tokens
         ids_BP, mask_BP = _left_pad(prompts, device)
         uniform_TB = _uniform(seeds, limit).to(device)
-        stop = torch.tensor(sorted(self.stop), device=device)
+        stop = torch.tensor(sorted(self.stop), dtype=torch.long, device=device)
         cache = DynamicCache(config=unwrap(self.model).config)
+        drawn_BT = torch.full((len(prompts), limit), _NOTHING, device=device)
+        failed_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        # From here on B are the rows still in the batch, and `rows` says which they are.
         rows = torch.arange(len(prompts), device=device)
-        position_B = mask_BP.sum(-1)
-        inputs, positions_BP = ids_BP, (mask_BP.cumsum(-1) - 1).clamp_min(0)
-        drawn: list[tuple[Tensor, Tensor]] = []
-        done_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        done_B = torch.zeros_like(failed_B)
+        inputs, positions_BP, position_B = ids_BP, (mask_BP.cumsum(-1) - 1).clamp_min(0), mask_BP.sum(-1)
         for step in range(limit):
             output = self.model(
                 input_ids=inputs,
@@ -78,28 +82,30 @@ class TransformersEngine:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            token_B = sample(output.logits[:, -1], uniform_TB[step, rows], sampling)
-            drawn.append((rows[~done_B], token_B[~done_B]))
-            done_B = done_B | torch.isin(token_B, stop)
+            logits_BV = output.logits[:, -1]
+            token_B = sample(logits_BV, uniform_TB[step, rows], sampling)
+            drawn_BT[rows, step] = token_B.masked_fill(done_B, _NOTHING)
+            bad_B = ~logits_BV.amax(-1).isfinite() & ~done_B
+            failed_B[rows] |= bad_B
+            done_B = done_B | bad_B | torch.isin(token_B, stop)
             going = int((~done_B).sum())
             if going == 0 or step + 1 == limit:
                 break
             if going < COMPACT_BELOW * len(done_B):
                 keep = (~done_B).nonzero().flatten()
-                cache.batch_select_indices(keep)
+                cache.reorder_cache(keep)
                 rows, token_B, mask_BP, position_B = rows[keep], token_B[keep], mask_BP[keep], position_B[keep]
                 done_B = done_B[keep]
             inputs, positions_BP = token_B[:, None], position_B[:, None]
             position_B = position_B + 1
             mask_BP = torch.nn.functional.pad(mask_BP, (0, 1), value=1)
-        return self._collect(len(prompts), drawn)
+        return [
+            self._completion(tuple(row_T[row_T != _NOTHING].tolist()), failed)
+            for row_T, failed in zip(drawn_BT.cpu(), failed_B.tolist(), strict=True)
+        ]
 
-    def _collect(self, count: int, drawn: list[tuple[Tensor, Tensor]]) -> list[Completion]:
-        tokens: list[list[int]] = [[] for _ in range(count)]
-        for rows, token in drawn:
-            for row, value in zip(rows.tolist(), token.tolist(), strict=True):
-                tokens[row].append(value)
-        return [Completion(tuple(ids), "stop" if ids and ids[-1] in self.stop else "length") for ids in tokens]
+    def _completion(self, ids: tuple[int, ...], failed: bool) -> Completion:
+        return Completion(ids, "error" if failed else "stop" if ids[-1] in self.stop else "length")
 
 
 def _left_pad(prompts: list[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,31 @@
+"""Train the embedded model with OPSD and OPASD on this machine and show what they learned."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from opasd.errors import ConfigError
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="opasd demo", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a first look: a sixth of the steps, fewer problems")
+    parser.add_argument("--seed", type=int, default=42, help="seed of both trainings (default: 42)")
+    parser.add_argument("--output", type=Path, help="folder to write; must be new (default: runs/demo-SEED or -quick)")
+    options = parser.parse_args(args)
+    folder = options.output or _fresh(Path("runs") / ("demo-quick" if options.quick else f"demo-{options.seed}"))
+    if folder.exists():
+        raise ConfigError(f"{folder} exists and is not overwritten; give another --output")
+    from opasd import demo
+
+    folder.mkdir(parents=True)
+    demo.run(folder, seed=options.seed, quick=options.quick)
+    sys.stdout.flush()
+    return 0
+
+
+def _fresh(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, … that is not there yet."""
+    candidates = (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000)))
+    return next(candidate for candidate in candidates if not candidate.exists())

@@ -1,0 +1,38 @@
+"""The embedded task and model: `opasd lab pretrain` trains the model anew, `opasd lab problems` shows the task."""
+
+import sys
+
+from opasd.errors import ConfigError
+
+USAGE = """usage: opasd lab pretrain [options]    train the embedded model anew (see its --help)
+       opasd lab problems [COUNT]      print problems of the embedded task as JSON lines
+"""
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    action, rest = (args[0], args[1:]) if args else ("--help", [])
+    if action in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0
+    if action == "pretrain":
+        from opasd.lab.pretrain import main
+
+        main(rest)
+        return 0
+    if action == "problems":
+        return _problems(rest)
+    raise ConfigError(f'opasd lab has no "{action[:60]}"; it has pretrain and problems')
+
+
+def _problems(rest: list[str]) -> int:
+    import dataclasses
+    import json
+
+    from opasd.lab.task import make_problems
+
+    if len(rest) > 1 or (rest and not rest[0].isdigit()):
+        raise ConfigError(f"opasd lab problems takes a number of problems, got {' '.join(rest)[:60]!r}")
+    for problem in make_problems("train", int(rest[0]) if rest else 5, 0):
+        sys.stdout.write(f"{json.dumps(dataclasses.asdict(problem), ensure_ascii=False)}\n")
+    return 0

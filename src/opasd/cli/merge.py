@@ -1,0 +1,24 @@
+"""Merge a trained adapter into its base model and write the whole model."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from opasd.errors import ConfigError
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="opasd merge", description=__doc__)
+    parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="folder of the adapter, such as runs/NAME/final")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; must be new or empty")
+    options = parser.parse_args(args)
+    if not options.adapter.is_dir():
+        raise ConfigError(f"no folder {options.adapter}; give an adapter's folder, such as runs/NAME/final")
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
+    from opasd import training
+
+    training.merge(options.adapter, options.out)
+    sys.stdout.write(f"{options.out}\n")
+    return 0

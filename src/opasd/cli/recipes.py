@@ -1,0 +1,65 @@
+"""List the recipes that come with the package, show one, or copy one to change it."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from opasd.errors import ConfigError
+from opasd.recipes import Recipe, load_recipe, recipe_names
+from opasd.recipes.reading import write_yaml
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="opasd recipes", description=__doc__)
+    actions = parser.add_subparsers(dest="action", metavar="{list,show,copy}")
+    listing = actions.add_parser("list", help="names and descriptions (what `opasd recipes` alone does)")
+    listing.add_argument("--json", action="store_true", help="print a JSON list")
+    for action, about in (("show", "print a recipe"), ("copy", "write a recipe to a file that does not exist yet")):
+        one = actions.add_parser(action, help=about)
+        one.add_argument("name", metavar="NAME", help=f"one of {', '.join(recipe_names())}")
+        one.add_argument("--full", action="store_true", help="every field, instead of what differs from the parent")
+        if action == "copy":
+            one.add_argument("to", metavar="TO", nargs="?", help="file or folder; unset: NAME.yaml here")
+    options = parser.parse_args(args)
+    if options.action == "show":
+        sys.stdout.write(_text(load_recipe(options.name), full=options.full))
+    elif options.action == "copy":
+        _copy(load_recipe(options.name), options.to, full=options.full)
+    else:
+        _list(as_json=getattr(options, "json", False))
+    return 0
+
+
+def _list(*, as_json: bool) -> None:
+    recipes = [load_recipe(name) for name in recipe_names()]
+    if as_json:
+        rows = [{"name": r.name, "description": r.description, "expects": r.expects} for r in recipes]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    width = max(len(recipe.name) for recipe in recipes)
+    sys.stdout.write("".join(f"{recipe.name:<{width}}  {recipe.description}\n" for recipe in recipes))
+
+
+def _text(recipe: Recipe, *, full: bool) -> str:
+    if not full:
+        return recipe.text
+    about = {"description": recipe.description} | ({"expects": recipe.expects} if recipe.expects else {})
+    return write_yaml(about | recipe.config().model_dump())
+
+
+def _copy(recipe: Recipe, to: str | None, *, full: bool) -> None:
+    path = Path(to or f"{recipe.name}.yaml").expanduser()
+    if path.is_dir():
+        path /= f"{recipe.name}.yaml"
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: a configuration's name ends in .yaml; give such a name or an existing folder")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_text(recipe, full=full))
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is not overwritten; give another name") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); give a path in an existing folder") from None
+    sys.stdout.write(f"{path}\n")

@@ -1,0 +1,154 @@
+"""Train a model: from a recipe, a YAML file or the defaults, with any field overridden by a flag.
+
+The run gets a folder of its own in `output_dir`, which is never overwritten: it holds the resolved configuration, the
+environment, metrics, samples, checkpoints and, in `final`, the result.
+"""
+
+import os
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from opasd.cli import EXIT_CODES, STOPPED, USER_MISTAKE
+from opasd.cli._options import ConfigOptions, parse
+from opasd.cli._plan import check
+from opasd.cli._processes import Processes, relaunch
+from opasd.config import RunConfig
+from opasd.errors import ConfigError, OpasdError
+from opasd.recipes.checking import leaves
+from opasd.run import RunFolder, check_name, run_name
+
+HARMLESS = (
+    "train.max_steps", "train.save_steps", "train.save_total_limit", "train.report_to", "save_samples_every",
+    "saved_samples", "validation.every", "objective.token.chunk_tokens", "objective.attention.chunk_queries",
+)  # fmt: skip
+"""What may change when a run is continued: nothing that alters what the same step computes."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(ConfigOptions):
+    """The command's own options."""
+
+    resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Continue the run in this folder from its newest checkpoint, with the configuration it was started with. Only
+    what does not alter a step may change, such as a larger train.max_steps."""
+    num_processes: int | None = None
+    """Train with this many processes on this machine, through `accelerate launch`. Unset: one, or what launched us."""
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    processes = Processes.current()
+    earlier = RunFolder.open(Path(resumed)) if (resumed := _value_of("--resume", args)) else None
+    options, recipe, config = parse(
+        TrainOptions, args, prog="opasd train", about=f"{__doc__}\n{EXIT_CODES}", base=earlier and earlier.config
+    )
+    if earlier is not None:
+        if options.source is not None:
+            raise ConfigError(f"{options.source}: --resume continues with the folder's own configuration; leave it out")
+        check_changes(earlier.config, config)
+    count = options.num_processes
+    if count is not None and count < 1:
+        raise ConfigError(f"--num-processes: got {count}; give 1 or more")
+    if count is not None and processes.world > 1 and count != processes.world:
+        raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
+    check(config, count or processes.world)
+    name = config.name or run_name(recipe.name)
+    if earlier is None:
+        check_name(name)
+    if count is not None and count > 1 and processes.world == 1:
+        if earlier is None and os.path.lexists(path := Path(config.output_dir).expanduser() / name):
+            raise ConfigError(f"{path} exists and a run is never overwritten; use --resume {path} or another --name")
+        rest = _without("--num-processes", args)
+        return relaunch(rest if config.name or earlier else [*rest, "--name", name], count)
+    return _train(processes, config, name, earlier)
+
+
+def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolder | None) -> int:
+    processes.join()
+    with ExitStack() as held:
+        if processes.first:
+            try:
+                folder = _folder(config, name, earlier, held)
+            except OpasdError:
+                processes.tell(None)
+                raise
+            processes.tell(folder.path)
+            path, config = folder.path, folder.config
+            sys.stderr.write(f"run folder: {path}\n")
+        else:
+            known = earlier.path if earlier else Path(config.output_dir).expanduser() / name if config.name else None
+            heard = processes.hear(known, lambda path: RunFolder(path, config).in_use())
+            if heard is None:
+                return USER_MISTAKE
+            path = heard
+        from opasd import training
+
+        outcome = training.train(config, path, resume=earlier is not None)
+    if not processes.first:
+        return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
+    if outcome == "stopped":
+        again = shlex.quote(str(path))
+        sys.stderr.write(f"stopped by a signal, checkpoint saved; continue with: opasd train --resume {again}\n")
+        return STOPPED
+    sys.stderr.write(f"finished: {path / 'final'}\n")
+    return 0
+
+
+def _folder(config: RunConfig, name: str, earlier: RunFolder | None, held: ExitStack) -> RunFolder:
+    command = ["opasd", *sys.argv[1:]]
+    if earlier is None:
+        folder = RunFolder.create(config, name, command=command)
+        held.enter_context(folder.lock())
+        return folder
+    held.enter_context(earlier.lock())
+    return earlier.continued(config, command=command)
+
+
+def check_changes(old: RunConfig, new: RunConfig) -> None:
+    """Refuse to continue a run with a configuration under which its earlier steps would have been others."""
+    changed = [".".join(path) for path, _ in leaves() if _at(old, path) != _at(new, path)]
+    if refused := [path for path in changed if path not in HARMLESS]:
+        raise ConfigError(
+            f"--resume with a changed {', '.join(refused)} would mix two runs; only {', '.join(HARMLESS)} may change. "
+            "Start a new run for anything else"
+        )
+    if new.train.max_steps < old.train.max_steps:
+        raise ConfigError(
+            f"train.max_steps: got {new.train.max_steps}, the run was started with {old.train.max_steps}; "
+            "it may only grow"
+        )
+    schedule = new.train.lr_scheduler_type
+    if "train.max_steps" in changed and not schedule.startswith("constant"):
+        raise ConfigError(
+            f"train.max_steps: the {schedule} schedule of the learning rate depends on it; it may only grow with a "
+            "constant one. Start a new run"
+        )
+
+
+def _at(config: RunConfig, path: tuple[str, ...]) -> Any:
+    value: Any = config
+    for key in path:
+        value = getattr(value, key)
+    return value
+
+
+def _value_of(flag: str, args: list[str]) -> str | None:
+    for place, word in enumerate(args):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and place + 1 < len(args):
+            return args[place + 1]
+    return None
+
+
+def _without(flag: str, args: list[str]) -> list[str]:
+    rest = list(args)
+    while place := next((i + 1 for i, word in enumerate(rest) if word.replace("_", "-").split("=")[0] == flag), 0):
+        del rest[place - 1 : place + (0 if "=" in rest[place - 1] else 1)]
+    return rest

@@ -1,0 +1,109 @@
+"""Mapping ─► RunConfig: pydantic's findings as lines that name the key, what was given and what to do."""
+
+import difflib
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+
+from opasd.config import RunConfig, Section
+from opasd.errors import ConfigError
+
+
+def to_config(values: Mapping[str, Any], where: str) -> RunConfig:
+    """The checked configuration; `where` names its origin in the message."""
+    try:
+        return RunConfig.model_validate(dict(values))
+    except ValidationError as error:
+        lines = explain(error)
+        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def explain(error: ValidationError, root: type[Section] = RunConfig) -> list[str]:
+    """One line for each key that is wrong."""
+    found: dict[str, list[str]] = {}
+    for fault in error.errors(include_url=False):
+        keys, section, annotation = _locate(fault["loc"], root)
+        line = _describe(fault, keys, section, annotation)
+        lines = found.setdefault(".".join(keys) or "the configuration", [])
+        if line not in lines:
+            lines.append(line)
+    return [f"{path}: {', or '.join(lines)}" for path, lines in found.items()]
+
+
+def leaves(root: type[Section] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key path with its type, sections walked through."""
+    for name, field in root.model_fields.items():
+        if section := as_section(field.annotation):
+            yield from leaves(section, (*prefix, name))
+        else:
+            yield (*prefix, name), field.annotation
+
+
+def as_section(annotation: Any) -> type[Section] | None:
+    """The type itself if it is a section of the configuration."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def suggestion(key: str, section: type[Section], prefix: tuple[str, ...] = (), root: type[Section] = RunConfig) -> str:
+    """`did you mean …?` with a key of the same section or the same key of another, else the section's keys."""
+    if near := difflib.get_close_matches(key, section.model_fields, 1, 0.6):
+        return f"did you mean {'.'.join((*prefix, near[0]))}?"
+    by_name: dict[str, list[str]] = {}
+    for path, _ in leaves(root):
+        by_name.setdefault(path[-1], []).append(".".join(path))
+    if near := difflib.get_close_matches(key, by_name, 1, 0.75):
+        return f"did you mean {' or '.join(by_name[near[0]])}?"
+    return f"the keys here are {', '.join(section.model_fields)}"
+
+
+def _locate(loc: tuple[int | str, ...], root: type[Section]) -> tuple[tuple[str, ...], type[Section], Any]:
+    """The key path of an error, without the branches of a union, the section it is in and the type it should have."""
+    keys: list[str] = []
+    section, annotation = root, root
+    for part in loc:
+        if get_origin(annotation) is dict:
+            keys.append(str(part))
+            annotation = get_args(annotation)[1]
+        elif here := as_section(annotation):
+            keys.append(str(part))
+            section, field = here, here.model_fields.get(str(part))
+            if field is None:
+                break
+            annotation = field.annotation
+        else:
+            break
+    return tuple(keys), section, annotation
+
+
+def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotation: Any) -> str:
+    given = f"got {_show(fault['input'])}"
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"unknown key; {suggestion(keys[-1], section, keys[:-1])}"
+        case "literal_error":
+            words = [str(word) for part in (annotation, *get_args(annotation)) for word in _words(part)]
+            near = difflib.get_close_matches(str(fault["input"]), words, 1, 0.5)
+            return f"{given}; use one of {', '.join(words)}" + (f" (did you mean {near[0]}?)" if near else "")
+        case "value_error":
+            return str(fault["msg"]).removeprefix("Value error, ")
+        case "model_type" | "model_attributes_type" | "dict_type":
+            inner = as_section(annotation)
+            example = f", such as {next(iter(inner.model_fields))}" if inner else ""
+            return f"{given}; this is a section: give `key: value` lines under it{example}"
+        case _:
+            message = str(fault["msg"])
+            return f"{given}; it must be {message.removeprefix('Input should be ')}"
+
+
+def _words(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "nothing (null)"
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    return short.repr(value)

@@ -1,0 +1,216 @@
+"""The light commands as a user runs them: help, validate, recipes, env, merge; mistakes are messages, exit code 2."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import opasd.cli as cli
+from opasd.errors import ConfigError
+from opasd.recipes import load_recipe, recipe_names
+from opasd.recipes.reading import parse_yaml
+from tests.cli.conftest import CommandLine
+
+
+@pytest.mark.parametrize("module", ["opasd", "opasd.cli"])
+def test_help_names_every_command_and_the_exit_codes(opasd: CommandLine, module: str) -> None:
+    code, text, _ = opasd("--help", module=(module,))
+    assert code == 0
+    for word in ("train", "validate", "recipes", "env", "merge", "75 stopped by a signal"):
+        assert word in text
+
+
+@pytest.mark.parametrize("command", ["train", "validate", "recipes", "env", "merge"])
+def test_every_command_has_help_without_torch(opasd: CommandLine, command: str) -> None:
+    code, text, _ = opasd(command, "--help")
+    assert code == 0
+    assert f"opasd {command}" in text
+
+
+def test_help_shows_the_recipes_own_values(opasd: CommandLine) -> None:
+    _, text, _ = opasd("train", "lab", "--help")
+    assert "Optimizer steps. (default: 60)" in text
+    assert "75 stopped by a signal" in text
+
+
+def test_validate_is_fast_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from opasd.cli import main; code = main(['validate', 'lab'])\n"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'numpy', 'pyarrow') if m in sys.modules], code)"
+    )
+    times: list[float] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+        assert done.stdout.endswith("[] 0\n")
+    assert min(times) < 1
+
+
+def test_validate_prints_a_file_that_gives_the_same_configuration(opasd: CommandLine) -> None:
+    code, text, _ = opasd("validate", "opsd-qwen3-4b", "--train.max-steps", "50", "--num-processes", "4")
+    assert code == 0
+    assert "problems per step  256 = 1 a device x 64 accumulation x 4 processes" in text
+    assert "rollouts in all    12,800" in text
+    assert "10,240 tokens for the student, 24,576 for the teacher" in text
+    (opasd.folder / "again.yaml").write_text(text)
+    again = load_recipe(str(opasd.folder / "again.yaml")).config()
+    expected = load_recipe("opsd-qwen3-4b").config()
+    assert again == expected.model_copy(update={"train": expected.train.model_copy(update={"max_steps": 50})})
+
+
+def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
+    (opasd.folder / "d.jsonl").write_text('{"problem": "p", "solution": "s"}\n' * 128 + "\n")
+    code, text, _ = opasd("validate", "--data.source", "d.jsonl", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert (found["batch"]["problems_at_most"], found["batch"]["epochs_at_least"]) == (128, 100)
+
+
+def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
+    args = ["--train.bf16", "true", "--train.gradient_checkpointing=false", "--validation.thinking", "true"]
+    args += ["--train.extra.optim", "sgd", "--train.extra.adam_beta2=0.9", "--train.save-total-limit", "null"]
+    args += ["--validation-data.my-set.source", "a/b", "--validation_data.my-set.columns.solution", "q"]
+    code, text, errors = opasd("validate", *args, "lab", "--train.report-to")
+    assert code == 0, errors
+    config = parse_yaml(text, "output")
+    assert (config["train"]["bf16"], config["train"]["gradient_checkpointing"]) == (True, False)
+    assert config["train"]["extra"] == {"optim": "sgd", "adam_beta2": 0.9}
+    assert (config["train"]["save_total_limit"], config["validation"]["thinking"]) == (None, True)
+    assert config["validation_data"]["my-set"]["source"] == "a/b"
+    assert config["validation_data"]["my-set"]["columns"]["solution"] == "q"
+    assert config["model"]["name_or_path"] == "lab"
+
+
+@pytest.mark.parametrize(
+    ("args", "messages"),
+    [
+        (["--train.lerning-rate", "1"], ["--train.lerning-rate", "--train.learning-rate"]),
+        (["--train.max-steps", "many"], ["--train.max-steps", "many"]),
+        (["--train.max-steps", "0"], ["train.max_steps: got 0; it must be greater than 0"]),
+        (["--objective.token.clip", "pertoken"], ["--objective.token.clip", "per_token"]),
+        (["--objective.token-weight", "0", "--objective.attention-weight", "0"], ["nothing to learn"]),
+        (["--train.bf16", "--train.fp16"], ["train.bf16 and train.fp16 are both true"]),
+        (["--model.adaptation", "qlora"], ["qlora needs bitsandbytes"]),
+        (["--model.name-or-path", "./absent"], ["no folder './absent'"]),
+        (["--model.name-or-path", "site"], ["site lacks config.json, a tokenizer (tokenizer.json), weights"]),
+        (["--data.source", "absent.jsonl"], ["data.source: no file or folder 'absent.jsonl'"]),
+        (["--data.source", "site"], ["data.source: the folder site has no jsonl"]),
+        (["--train.extra.learning_rat", "1"], ["train.extra.learning_rat", "did you mean learning_rate?"]),
+        (["--train.extra.seed", "1"], ["set train.seed"]),
+        (["--train.extra.output_dir", "x"], ["output_dir and name"]),
+        (["--validation-data.x.sorce", "y"], ["did you mean validation_data.x.source?"]),
+        (["--num-processes", "0"], ["--num-processes: got 0"]),
+        (["--name", "../x"], ["name: got '../x'"]),
+        (["opsd-qwen3-2b"], ['no recipe "opsd-qwen3-2b"; did you mean opsd-qwen3-']),
+        (["bad.yaml"], ["bad.yaml:", "train.max_stepz: unknown key; did you mean train.max_steps?"]),
+    ],
+)
+def test_mistakes_are_explained(
+    args: list[str],
+    messages: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "bad.yaml").write_text("train: {max_stepz: 1}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("opasd.cli._plan.find_spec", lambda name: None if name == "bitsandbytes" else _spec(name))
+    monkeypatch.setenv("COLUMNS", "200")
+    try:
+        code = cli.main(["validate", *args])
+    except SystemExit as stop:  # tyro's own
+        code = stop.code
+    assert code == 2
+    errors = capfd.readouterr().err
+    for message in messages:
+        assert message in errors
+
+
+def _spec(name: str) -> object:
+    from importlib.util import find_spec
+
+    return find_spec(name)
+
+
+def test_a_mistake_in_a_process_of_its_own(opasd: CommandLine) -> None:
+    (opasd.folder / "bad.yaml").write_text("train: {max_stepz: 1}")
+    assert "did you mean train.max_steps?" in opasd.refuses("train", "bad.yaml")
+    assert "--train.max-steps" in opasd.refuses("train", "--train.max-stepz", "1")
+    assert "did you mean train?" in opasd.refuses("trian")
+    code, text, errors = opasd("validate", "bad.yaml", "--json")
+    assert (code, errors) == (2, "")
+    assert "max_stepz" in json.loads(text)["errors"][0]
+    code, _, errors = opasd("--debug", "validate", "bad.yaml")
+    assert code == 1
+    assert "Traceback" in errors
+    assert not (opasd.folder / "runs").exists()
+
+
+def test_recipes_are_listed_shown_and_copied(opasd: CommandLine) -> None:
+    _, text, _ = opasd("recipes")
+    assert [line.split()[0] for line in text.splitlines()] == recipe_names()
+    _, text, _ = opasd("recipes", "list", "--json")
+    assert json.loads(text)[1]["expects"]["trained"]["average"] == 34.02
+    _, text, _ = opasd("recipes", "show", "opsd-qwen3-8b")
+    assert text == load_recipe("opsd-qwen3-8b").text
+    for number, full in enumerate(([], ["--full"])):
+        target = opasd.folder / f"mine{number}.yaml"
+        assert opasd("recipes", "copy", "opsd-qwen3-8b", str(target), *full)[0] == 0
+        assert load_recipe(str(target)).config() == load_recipe("opsd-qwen3-8b").config()
+    assert "not overwritten" in opasd.refuses("recipes", "copy", "lab", str(opasd.folder / "mine0.yaml"))
+    assert "no recipe" in opasd.refuses("recipes", "show", "labb")
+
+
+def test_env_tells_versions_devices_and_what_is_missing(opasd: CommandLine) -> None:
+    code, text, _ = opasd("env", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["versions"]["transformers"]
+    assert found["devices"][0]["kind"] == "cpu"
+    assert all(found["versions"][name] is None for name in found["missing"])
+
+
+def test_merge_writes_only_to_a_new_or_empty_folder(opasd: CommandLine) -> None:
+    assert "no folder absent" in opasd.refuses("merge", "absent", "out")
+    assert opasd("merge", "site", "out")[0] == 0
+    assert (opasd.folder / "out" / "merged").read_text() == "site"
+    assert "not overwritten" in opasd.refuses("merge", "site", "out")
+
+
+def test_a_closed_pipe_is_silent(opasd: CommandLine) -> None:
+    for args in (["train", "--help"], ["validate"]):
+        with opasd.start(*args) as process:
+            assert process.stdout
+            assert process.stderr
+            process.stdout.close()
+            assert process.stderr.read() == ""
+        assert process.returncode == cli.BROKEN_PIPE
+
+
+def test_errors_that_reach_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Strict(BaseModel):
+        x: int
+
+    def raising(error: BaseException):
+        def dispatch(_: list[str]) -> int:
+            raise error
+
+        return dispatch
+
+    monkeypatch.setattr(cli, "_dispatch", raising(KeyboardInterrupt()))
+    assert cli.main([]) == 130
+    monkeypatch.setattr(cli, "_dispatch", raising(ConfigError("what; do this")))
+    assert cli.main([]) == 2
+    assert capsys.readouterr().err == "error: what; do this\n"
+    monkeypatch.setattr(cli, "_dispatch", lambda _: Strict.model_validate({"x": "y"}) and 0)
+    assert cli.main([]) == 2
+    assert "x: " in capsys.readouterr().err
+    monkeypatch.setattr(cli, "_dispatch", raising(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main([])

@@ -1,0 +1,97 @@
+"""`opasd train` around a stand-in for the training itself: folders, exit codes, resuming, many processes."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from opasd.cli.train import check_changes
+from opasd.config import RunConfig, TrainConfig
+from opasd.errors import ConfigError
+from opasd.run import RunFolder
+from tests.cli.conftest import CommandLine
+
+
+def test_a_run_gets_a_folder_and_is_never_overwritten(opasd: CommandLine) -> None:
+    code, _, errors = opasd("train", "lab", "--name", "x", "--train.max-steps", "3")
+    assert code == 0, errors
+    folder = opasd.folder / "runs" / "x"
+    assert (folder / "called-0").read_text().startswith("3 False")
+    assert RunFolder.open(folder).config.train.max_steps == 3
+    assert "never overwritten" in opasd.refuses("train", "lab", "--name", "x")
+    assert opasd("train", "lab")[0] == 0
+    assert any(re.fullmatch(r"lab-\d{8}-\d{6}", path.name) for path in folder.parent.iterdir())
+
+
+def test_resume_takes_the_folders_configuration(opasd: CommandLine) -> None:
+    opasd("train", "lab", "--name", "x", "--train.max-steps", "3")
+    assert opasd("train", "--resume", "runs/x")[0] == 0
+    called = opasd.folder / "runs" / "x" / "called-0"
+    assert called.read_text().startswith("3 True")
+    assert opasd("train", "--resume=runs/x", "--train.max-steps", "5")[0] == 0
+    assert called.read_text().startswith("5 True")
+    assert "it may only grow" in opasd.refuses("train", "--resume", "runs/x", "--train.max-steps", "4")
+    assert "changed train.seed would mix" in opasd.refuses("train", "--resume", "runs/x", "--train.seed", "1")
+    assert "leave it out" in opasd.refuses("train", "lab", "--resume", "runs/x")
+    assert "no run folder" in opasd.refuses("train", "--resume", "runs/absent")
+    opasd.refuses("train", "--resume")
+
+
+def test_only_a_constant_schedule_lets_steps_grow() -> None:
+    old, new = (RunConfig(train=TrainConfig(max_steps=n, lr_scheduler_type="linear")) for n in (5, 6))
+    with pytest.raises(ConfigError, match="linear schedule"):
+        check_changes(old, new)
+    check_changes(new, new)
+
+
+def test_exit_codes_of_a_stopped_run_a_mistake_and_a_bug(opasd: CommandLine) -> None:
+    with opasd.start("train", "lab", "--name", "x", STAND_IN="wait") as process:
+        _wait_for(opasd.folder / "runs" / "x" / "ready-0")
+        assert "in use by a live process" in opasd.refuses("train", "--resume", "runs/x")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert "opasd train --resume runs/x" in errors
+    code, _, errors = opasd("train", "lab", "--name", "y", STAND_IN="mistake")
+    assert (code, "Traceback" in errors) == (2, False)
+    assert "error: no such column; name another" in errors
+    code, _, errors = opasd("train", "lab", "--name", "z", STAND_IN="bug")
+    assert (code, "RuntimeError: a bug" in errors) == (1, True)
+
+
+def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> None:
+    args = ["train", "lab", "--num-processes", "2", "--train.max-steps", "3", "--name", "x"]
+    with opasd.start(*args, STAND_IN="wait") as process:
+        for rank in (0, 1):
+            _wait_for(opasd.folder / "runs" / "x" / f"ready-{rank}")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert errors.count("run folder:") == 1
+    assert "Traceback" not in errors
+    assert (opasd.folder / "runs" / "x" / "called-1").read_text() == "3 False true"
+    assert "never overwritten" in opasd.refuses(*args)
+
+
+def test_many_processes_of_the_users_own_launch_agree_on_a_name(opasd: CommandLine) -> None:
+    launch = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
+    code, _, errors = opasd("-m", "opasd.cli", "train", "lab", module=launch)
+    assert code == 0, errors
+    (folder,) = (opasd.folder / "runs").iterdir()
+    assert {path.name for path in folder.glob("called-*")} == {"called-0", "called-1"}
+
+
+def test_a_mistake_in_many_processes_is_told_once(opasd: CommandLine) -> None:
+    code, _, errors = opasd("train", "lab", "--num-processes", "2", "--name", "x", STAND_IN="mistake")
+    assert code == 2
+    assert errors.count("error: no such column") == 1
+    assert "Traceback" not in errors
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
