@@ -1,0 +1,121 @@
+"""The command line with real training on a tiny model: what a user does from the first run to the merged model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from opasd.records import Records
+from tests.training import PROBLEMS, TOKENIZER, make_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, problems and a configuration file."""
+    folder = tmp_path_factory.mktemp("place")
+    make_model().save_pretrained(folder / "model")
+    TOKENIZER.save_pretrained(folder / "model")
+    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
+    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = {
+        "model": {"name_or_path": "model", "lora_r": 4, "lora_alpha": 8},
+        "data": {"source": "sums.jsonl"},
+        "rollout": {"max_new_tokens": 5},
+        "train": {
+            "max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "learning_rate": 0.01,
+            "gradient_checkpointing": False, "save_steps": 2, "extra": {"use_cpu": True},
+        },
+    }  # fmt: skip
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def opasd(place, *words, **options):
+    command = [sys.executable, "-m", "opasd.cli", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_train_resume_and_merge(place):
+    first = opasd(place, "train", "tiny.yaml", "--name", "first")
+    assert first.returncode == 0, first.stderr
+    run = place / "runs" / "first"
+    assert {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "checkpoint-2",
+        "checkpoint-3",
+        "final",
+    } <= {path.name for path in run.iterdir()}
+    assert "step 3/3  loss" in first.stderr
+    before = (run / "metrics.jsonl").read_text()
+    again = opasd(place, "train", "tiny.yaml", "--name", "first")
+    assert again.returncode == 2
+    assert "Traceback" not in again.stderr
+    assert (run / "metrics.jsonl").read_text() == before
+
+    longer = opasd(place, "train", "--resume", "runs/first", "--train.max-steps", "4")
+    assert longer.returncode == 0, longer.stderr
+    assert [row["step"] for row in Records(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    merged = opasd(place, "merge", "runs/first/final", "merged")
+    assert merged.returncode == 0, merged.stderr
+    assert (place / "merged" / "model.safetensors").exists()
+
+
+def test_sigterm_ends_with_75_and_the_run_resumes(place):
+    words = ["train", "tiny.yaml", "--name", "stopped", "--train.max-steps", "300", "--train.save-steps", "1000"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opasd.cli", *words], cwd=place, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    metrics = place / "runs" / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    busy = opasd(place, "train", "--resume", "runs/stopped")
+    assert busy.returncode == 2
+    assert "in use" in busy.stderr
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    done = [row["step"] for row in Records(metrics)][-1]
+    assert (place / "runs" / "stopped" / f"checkpoint-{done}").is_dir()
+
+
+def test_two_processes(place):
+    run = opasd(place, "train", "tiny.yaml", "--name", "two", "--num-processes", "2",
+                "--train.gradient-accumulation-steps", "2")  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    single = opasd(place, "train", "tiny.yaml", "--name", "one")
+    assert single.returncode == 0
+    mine, theirs = (list(Records(place / "runs" / name / "metrics.jsonl")) for name in ("one", "two"))
+    assert [row["step"] for row in theirs] == [1, 2, 3]
+    assert [row["loss"] for row in mine] == pytest.approx([row["loss"] for row in theirs], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.name-or-path", "nowhere"], "nowhere"),
+        (["--data.source", "nothing.jsonl"], "nothing.jsonl"),
+        (["--data.columns.question", "text"], "text"),
+        (["--model.lora-target-modules", "qproj"], "qproj"),
+        (["--train.learning-rat", "1"], "learning-rate"),
+        (["--objective.token-weight", "0", "--objective.attention-weight", "0"], "nothing to learn"),
+    ],
+)
+def test_mistakes_end_with_2_and_no_traceback(place, words, message):
+    run = opasd(place, "train", "tiny.yaml", "--name", f"mistake-{abs(hash(message))}", *words)
+    assert run.returncode == 2, run.stderr
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
