@@ -1,5 +1,6 @@
 """The model card of a finished run."""
 
+import json
 import statistics
 from typing import Any
 
@@ -15,7 +16,7 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
     tags = "[on-policy-distillation, self-distillation, opasd]"
     lines = [
         "---",
-        f"base_model: {config.model.name_or_path}",
+        f"base_model: {json.dumps(config.model.name_or_path)}",
         "library_name: " + ("transformers" if config.model.adaptation == "full" else "peft"),
         f"tags: {tags}",
         "---",
@@ -30,7 +31,7 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
         "|---|---|---|",
     ]
     for label, name, form in _ROWS:
-        values = [row[name] for row in steps if name in row]
+        values = [row[name] for row in steps if row.get(name) is not None]
         if values:
             window = max(1, min(20, len(values) // 4))
             first, last = statistics.fmean(values[:window]), statistics.fmean(values[-window:])
@@ -45,7 +46,7 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
             f"| {row['step']} | {name.removeprefix('validation/')} | {value:.4g} |"
             for row in validated
             for name, value in row.items()
-            if name.startswith("validation/")
+            if name.startswith("validation/") and value is not None
         ]
         lines.append("")
     return "\n".join([*lines, "## Configuration", "", "```json", config.model_dump_json(indent=2), "```", ""])

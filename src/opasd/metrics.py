@@ -5,6 +5,7 @@ Names: `rollout/…` of the sampled completions, `token/…` and `attention/…`
 """
 
 import statistics
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -78,7 +79,7 @@ class Window:
         """The step's metrics over all processes; the window begins anew."""
         if self._cost is None:
             self._cost = CostModel.of(self.model, checkpointing=self.checkpointing)
-        gathered = gather_object([(self._rows, dict(self._sums), dict(self._seconds), _peak_memory())])
+        gathered = gather_object([(self._rows, dict(self._sums), self._parts(), _peak_memory())])
         rows = [row for part, *_ in gathered for row in part]
         count = len(gathered)
         metrics: dict[str, float] = {"loss": logs["loss"]}
@@ -86,8 +87,7 @@ class Window:
         metrics |= {name: sum(sums.get(name, 0.0) for _, sums, *_ in gathered) / count for name in names}
         metrics |= {"grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
         metrics |= self._rollout_metrics(rows)
-        seconds = {name: max(part.get(name, 0.0) for *_, part, _ in gathered) for name in _PARTS}
-        seconds["update"] -= seconds["teacher"] + seconds["student"]
+        seconds = {name: max(parts[name] for *_, parts, _ in gathered) for name in _PARTS}
         seconds["step"] = time.perf_counter() - self._started
         metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
         processed = sum(row["student"] + row["teacher"] for row in rows)
@@ -100,6 +100,12 @@ class Window:
         metrics["skipped"] = float(self.spoiled)
         self._reset()
         return metrics
+
+    def _parts(self) -> dict[str, float]:
+        """Seconds of each part on this process; the update's are what of it is not the teacher's and the student's."""
+        parts = {name: self._seconds[name] for name in _PARTS}
+        parts["update"] = max(parts["update"] - parts["teacher"] - parts["student"], 0.0)
+        return parts
 
     def _rollout_metrics(self, rows: list[dict[str, Any]]) -> dict[str, float]:
         lengths = [row["tokens"] for row in rows] or [0]
@@ -133,29 +139,35 @@ _PARTS = ("rollout", "teacher", "student", "update")
 def validation_metrics(
     name: str, rows: list[tuple[Problem, str, Completion]], samples: int, accelerator: Accelerator
 ) -> dict[str, float]:
-    """Avg@k, length and truncation of one validation set over all processes."""
+    """Avg@k over the problems with an answer, length and truncation of one validation set over all processes."""
     mine = [
-        (is_correct(text, problem.answer or ""), len(completion.ids), completion.finish_reason == "length")
+        (
+            None if problem.answer is None else is_correct(text, problem.answer),
+            len(completion.ids),
+            completion.finish_reason == "length",
+        )
         for problem, text, completion in rows
     ]
-    correct, lengths, truncated = zip(*gather_object(mine), strict=True)
-    return {
-        f"validation/{name}/avg@{samples}": statistics.fmean(correct),
-        f"validation/{name}/length_mean": statistics.fmean(lengths),
-        f"validation/{name}/truncated": statistics.fmean(truncated),
+    gathered = gather_object(mine)
+    measured = {
+        f"avg@{samples}": [correct for correct, *_ in gathered if correct is not None],
+        "length_mean": [length for _, length, _ in gathered],
+        "truncated": [cut for *_, cut in gathered],
     }
+    return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
 
 
 def _now() -> float:
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def _peak_memory() -> int:
-    """Peak device memory, or peak resident memory where there is no device."""
-    if torch.cuda.is_available():
+    """Peak device memory in bytes, or peak resident memory where no device is in use."""
+    if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

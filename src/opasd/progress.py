@@ -1,5 +1,6 @@
 """A line for every step: redrawn in place on a terminal, plain in a log."""
 
+import shutil
 import sys
 import time
 from typing import Any
@@ -57,5 +58,7 @@ class Progress(TrainerCallback):
         if not sys.stderr.isatty():
             sys.stderr.write(f"{line}\n")
         else:
-            sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if final else ""))
+            # A line that wrapped could not be redrawn.
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{line}\n" if final else f"\r\x1b[K{line[:width]}")
         sys.stderr.flush()

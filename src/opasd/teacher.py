@@ -5,17 +5,20 @@
     snapshot    θ ← student every so many steps
     live        the student itself
 
-Copies are kept of trained weights only, and are swapped into the model by reference while the teacher judges.
+Copies are kept of trained weights only, and are swapped into the model by reference while the teacher judges. Weights
+that train beside adapters, such as biases, are not switched off with them and have copies too.
 """
 
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
 from opasd.config import TeacherConfig
+from opasd.errors import ConfigError
 
 
 class Teacher:
@@ -24,42 +27,40 @@ class Teacher:
     def __init__(self, model: nn.Module, config: TeacherConfig) -> None:
         self.model = model
         self.config = config
-        self._switches_adapters = config.update == "frozen" and isinstance(model, PeftModel)
-        self._copies: dict[str, Tensor] = {}
-        if config.update != "live" and not self._switches_adapters:
-            # An average in bfloat16 would lose the small changes it is made of.
-            wide = torch.float32 if config.update == "ema" else None
-            self._copies = {
-                name: parameter.detach().to(dtype=wide or parameter.dtype, copy=True)
-                for name, parameter in self._trained()
-            }
+        self._copied: dict[str, nn.Parameter] = {}
+        """The student's parameters of which the teacher has values of its own."""
+        if config.update != "live":
+            with self._adapters_off():
+                self._copied = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._copies = {
+            name: parameter.detach().to(dtype=self._dtype(parameter), copy=True)
+            for name, parameter in self._copied.items()
+        }
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """While entered, the model computes as the teacher, without gradients."""
-        with torch.no_grad():
-            if self._switches_adapters:
-                assert isinstance(self.model, PeftModel)
-                with self.model.disable_adapter():
-                    yield
-                return
-            student = {name: parameter.data for name, parameter in self._trained()} if self._copies else {}
+        """While entered, the model computes as the teacher: without gradients and without dropout."""
+        was_training = self.model.training
+        student = {name: parameter.data for name, parameter in self._copied.items()}
+        with torch.no_grad(), self._adapters_off():
             try:
-                for name, parameter in self._trained() if self._copies else ():
+                self.model.eval()
+                for name, parameter in self._copied.items():
                     parameter.data = self._copies[name].to(parameter.dtype)
                 yield
             finally:
-                for name, parameter in self._trained() if student else ():
+                for name, parameter in self._copied.items():
                     parameter.data = student[name]
+                self.model.train(was_training)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Take over what the student has become after optimizer step `step`, if the teacher does so."""
         if self.config.update == "ema":
-            for name, parameter in self._trained():
+            for name, parameter in self._copied.items():
                 self._copies[name].lerp_(parameter.to(self._copies[name].dtype), 1 - self.config.ema_decay)
         elif self.config.update == "snapshot" and step % self.config.snapshot_every == 0:
-            for name, parameter in self._trained():
+            for name, parameter in self._copied.items():
                 self._copies[name].copy_(parameter)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -67,8 +68,27 @@ class Teacher:
         return {name: copy.cpu() for name, copy in self._copies.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint's copies."""
+        if odd := sorted(state.keys() ^ self._copies.keys()):
+            raise ConfigError(
+                f"the checkpoint's teacher and this run's train different weights, such as {odd[0]}; resume with the "
+                "teacher.update and the model.adaptation that the run began with"
+            )
         for name, copy in self._copies.items():
             copy.copy_(state[name])
 
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad)
+    def _dtype(self, parameter: nn.Parameter) -> torch.dtype:
+        # An average in bfloat16 would lose the small changes it is made of.
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        return wide if self.config.update == "ema" else parameter.dtype
+
+    @contextmanager
+    def _adapters_off(self) -> Iterator[None]:
+        """While entered, adapters are off if the teacher is the model without them."""
+        with ExitStack() as stack:
+            if self.config.update == "frozen" and isinstance(self.model, PeftModel):
+                stack.enter_context(warnings.catch_warnings())
+                # The copies answer for what stays on.
+                warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")
+                stack.enter_context(self.model.disable_adapter())
+            yield

@@ -9,4 +9,4 @@ _WORD = re.compile(rf"\b(?:{'|'.join(MARKERS)})\b", re.IGNORECASE)
 
 def count_markers(text: str) -> Counter[str]:
     """How often each marker stands in `text` as a whole word, in any case."""
-    return Counter(match.group().lower() for match in _WORD.finditer(text))
+    return Counter(match.group().casefold() for match in _WORD.finditer(text))

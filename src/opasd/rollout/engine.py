@@ -5,18 +5,23 @@ the uninterrupted one would have.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from opasd.config import SamplingConfig
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
+"""A declared stop token, `max_new_tokens`, or logits from which nothing can be drawn: NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled after a prompt; the token that ended it is part of it."""
+    """What was sampled after a prompt; the token that ended it is part of it.
+
+    After `error` the last token stands for none: it was not drawn, but makes the loss look at the bad position.
+    """
 
     ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -34,5 +39,5 @@ class RolloutEngine(Protocol):
 
 def derive_seed(*parts: int | str) -> int:
     """A seed of 63 bits from what a sample is: run seed, step, problem, number of the sample."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1

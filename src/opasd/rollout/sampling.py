@@ -13,7 +13,10 @@ from opasd.config import SamplingConfig
 
 
 def sample(logits_BV: Tensor, uniform_B: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Token ids [B]; the same logits and uniform numbers give the same tokens, whatever the batch."""
+    """Token ids [B]; the same logits and uniform numbers in [0, 1) give the same tokens, whatever the batch.
+
+    A row with NaN or +inf has no distribution: its token is some id, and the caller's to discard.
+    """
     if sampling.temperature == 0:
         return logits_BV.argmax(-1)
     probability_BK, token_BK = kept_tokens(logits_BV, sampling)
@@ -21,7 +24,7 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, sampling: SamplingConfig) -> Te
     threshold_B1 = uniform_B.to(cumulative_BK)[:, None] * cumulative_BK[:, -1:]
     choice_B1 = torch.searchsorted(cumulative_BK, threshold_B1, right=True)
     # Rounding may put the threshold on the total, past the last token that can be drawn.
-    last_B1 = (probability_BK > 0).sum(-1, keepdim=True) - 1
+    last_B1 = ((probability_BK > 0).sum(-1, keepdim=True) - 1).clamp_min(0)
     return token_BK.gather(-1, torch.minimum(choice_B1, last_B1))[:, 0]
 
 

@@ -1,0 +1,46 @@
+"""Epistemic markers: the ten words of the paper, whole, in any case."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opasd.analysis.markers import MARKERS, count_markers
+
+
+def test_the_ten_of_the_paper():
+    """Appendix on epistemic dynamics, in its order."""
+    paper = "wait, hmm, perhaps, maybe, actually, alternatively, seems, might, likely, and check"
+    assert paper.replace("and ", "").split(", ") == list(MARKERS)
+    assert count_markers(paper) == dict.fromkeys(MARKERS, 1)
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize(
+    "form", ["{}", "{},", "({})", "…{}…", "-{}-", "*{}*", "{}'s", "\n{}\n", "数 {} 数", "\u00a0{}."]
+)
+def test_whole_words_in_any_case(marker, form):
+    for word in (marker, marker.upper(), marker.title()):
+        assert count_markers(form.format(word)) == {marker: 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["waiting", "await", "waits", "checked", "checks", "recheck", "mighty", "unlikely", "likelyhood", "hmmm", "seem",
+     "actual", "alternative", "wait_", "_wait", "wait1", "2check", "éwait", "waité", "数check", "checkß", ""],
+)  # fmt: skip
+def test_other_words_do_not_count(text):
+    assert count_markers(text) == {}
+
+
+def test_every_occurrence_counts():
+    assert count_markers("Wait, wait. WAIT... maybe—maybe not; self-check") == {"wait": 3, "maybe": 2, "check": 1}
+
+
+@given(st.text(), st.lists(st.sampled_from(MARKERS)))
+def test_counts_are_of_markers_only_and_add_up(noise, words):
+    """Any case folds onto the ten, letters such as ſ and the Kelvin sign included."""
+    counts = count_markers(f"{noise} {' '.join(words)}")
+    assert set(counts) <= set(MARKERS)
+    before = count_markers(noise)
+    assert all(counts[marker] == before[marker] + words.count(marker) for marker in MARKERS)
+    assert count_markers("ſeems checK") == {"seems": 1, "check": 1}
