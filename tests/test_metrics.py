@@ -13,6 +13,8 @@ from accelerate import Accelerator
 from opasd import metrics as metrics_module
 from opasd.analysis.cost import CostModel
 from opasd.data import Problem
+from opasd.evaluation.answers import Answer
+from opasd.evaluation.grading import is_correct
 from opasd.losses.objective import LossOutput
 from opasd.metrics import Window, validation_metrics
 from opasd.rollout import Rollout
@@ -142,7 +144,7 @@ def test_windows_do_not_mix(window, accelerator):
 def test_parts_of_a_step_in_seconds(window, accelerator, monkeypatch):
     """The update is what of its time is neither the teacher's nor the student's."""
     clock = iter([0.0, 10.0, 12.0, 12.0, 15.0, 20.0, 100.0, 101.0])
-    monkeypatch.setattr(metrics_module, "_now", lambda: next(clock))
+    monkeypatch.setattr(metrics_module, "now", lambda: next(clock))
     with window.timed("update"):  # 0 to 20
         with window.timed("teacher"):  # 10 to 12
             pass
@@ -204,8 +206,9 @@ def test_peak_memory_is_in_bytes(window, accelerator):
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
-def answered(text: str, answer: str | None, tokens: int = 4, reason: FinishReason = "stop"):
-    return Problem("question", "solution", answer, "p"), text, Completion((1,) * tokens, reason)
+def answered(text: str, answer: str | None, tokens: int = 4, reason: FinishReason = "stop") -> Answer:
+    correct = None if answer is None else is_correct(text, answer)
+    return Answer("p", 0, (1,) * tokens, text, reason, correct)
 
 
 def test_validation_by_hand(accelerator):

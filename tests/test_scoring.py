@@ -5,8 +5,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, CohereConfig
 
-from opasd.models import unwrap
 from opasd.errors import CaptureError, ConfigError
+from opasd.models import unwrap
 from opasd.scoring import Scorer, output_head
 from tests.models import FAMILIES, HYBRID, SIZES, add_lora, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts

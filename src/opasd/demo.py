@@ -46,7 +46,7 @@ class Scored:
 
     @property
     def correct(self) -> list[float]:
-        return [float(found.correct) for found in self.answers]
+        return [float(bool(found.correct)) for found in self.answers]
 
     def row(self, base: "Scored") -> tuple[str, ...]:
         accuracy = estimate(self.correct)
@@ -153,7 +153,7 @@ def _page(
     cards = [
         answer_cards(
             held_out[index].question,
-            {one.name: (one.answers[index].text, one.answers[index].correct) for one in scored},
+            {one.name: (one.answers[index].text, bool(one.answers[index].correct)) for one in scored},
         )
         for index in differing[:6]
     ]

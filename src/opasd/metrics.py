@@ -19,7 +19,7 @@ from torch import nn
 
 from opasd.analysis.cost import CostModel
 from opasd.analysis.markers import count_markers
-from opasd.data import Problem
+from opasd.evaluation.answers import Answer
 from opasd.evaluation.grading import is_correct
 from opasd.losses.objective import LossOutput
 from opasd.rollout import Rollout
@@ -44,11 +44,15 @@ class Window:
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Add the block's wall time to `part`; device work is waited for."""
-        start = _now()
+        start = now()
         try:
             yield
         finally:
-            self._seconds[part] += _now() - start
+            self._seconds[part] += now() - start
+
+    def add_seconds(self, part: str, seconds: float) -> None:
+        """Add time that was measured elsewhere."""
+        self._seconds[part] += seconds
 
     def start(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
         """Note the window's rollouts, graded where their problem has an answer."""
@@ -136,18 +140,9 @@ class Window:
 _PARTS = ("rollout", "teacher", "student", "update")
 
 
-def validation_metrics(
-    name: str, rows: list[tuple[Problem, str, Completion]], samples: int, accelerator: Accelerator
-) -> dict[str, float]:
+def validation_metrics(name: str, answers: list[Answer], samples: int, accelerator: Accelerator) -> dict[str, float]:
     """Avg@k over the problems with an answer, length and truncation of one validation set over all processes."""
-    mine = [
-        (
-            None if problem.answer is None else is_correct(text, problem.answer),
-            len(completion.ids),
-            completion.finish_reason == "length",
-        )
-        for problem, text, completion in rows
-    ]
+    mine = [(found.correct, len(found.ids), found.finish_reason == "length") for found in answers]
     gathered = gather_object(mine)
     measured = {
         f"avg@{samples}": [correct for correct, *_ in gathered if correct is not None],
@@ -157,7 +152,8 @@ def validation_metrics(
     return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
 
 
-def _now() -> float:
+def now() -> float:
+    """The clock, after the device has done what it was given."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

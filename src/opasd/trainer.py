@@ -37,8 +37,9 @@ from transformers.trainer_utils import IntervalStrategy
 from opasd.config import OPASDConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, NonFiniteError
+from opasd.evaluation.answers import answer
 from opasd.losses.objective import opasd_loss
-from opasd.metrics import Window, validation_metrics
+from opasd.metrics import Window, now, validation_metrics
 from opasd.models import unwrap
 from opasd.progress import Progress
 from opasd.prompts import PromptBuilder, PromptPair
@@ -115,7 +116,7 @@ class OPASDTrainer(Trainer):
         self.stop_requested = False
         """Set from a signal handler: the run saves a checkpoint after the current step and ends."""
         self._scorer: Scorer | None = None
-        self._window = Window(model, checkpointing=args.gradient_checkpointing)
+        self.window = Window(model, checkpointing=args.gradient_checkpointing)
         self._staging: Path | None = None
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
@@ -127,9 +128,9 @@ class OPASDTrainer(Trainer):
         batches: list[list[PromptPair]] = [batch["pairs"] for batch in islice(epoch_iterator, num_batches)]
         if not batches:
             return [], None
-        with self._window.timed("rollout"):
+        with self.window.timed("rollout"):
             rollouts, completions = self._roll_out([pair for batch in batches for pair in batch])
-        self._window.start(rollouts, completions, self.processing_class)
+        self.window.start(rollouts, completions, self.processing_class)
         self._save_samples(rollouts, completions)
         count = self.total(sum(rollout.num_tokens > 0 for rollout in rollouts))
         # Gradients are averaged over processes, not summed.
@@ -155,9 +156,9 @@ class OPASDTrainer(Trainer):
         if self._scorer is None:
             self._scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
         scorer, query = self._scorer, objective.attention.query
-        with self._window.timed("teacher"), self.teacher.judging():
+        with self.window.timed("teacher"), self.teacher.judging():
             teacher, teacher_head = scorer(rollouts, "teacher", query=query), scorer.head
-        with self._window.timed("student"):
+        with self.window.timed("student"):
             student = scorer(rollouts, "student", query=query)
             # The losses choose their own precision.
             with torch.autocast(self.args.device.type, enabled=False):
@@ -169,11 +170,11 @@ class OPASDTrainer(Trainer):
                 except NonFiniteError as error:
                     loss = self._non_finite(rollouts, str(error))
                     return (loss, None) if return_outputs else loss
-        self._window.add(rollouts, output)
+        self.window.add(rollouts, output)
         return (output.loss, None) if return_outputs else output.loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self._window.timed("update"):  # what of it is not the teacher's and the student's: the backward
+        with self.window.timed("update"):  # what of it is not the teacher's and the student's: the backward
             return super().training_step(*args, **kwargs)
 
     def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
@@ -183,21 +184,21 @@ class OPASDTrainer(Trainer):
         Records(self.folder / "non_finite.jsonl").append(*rows)
         if self.config.on_non_finite == "stop":
             raise NonFiniteError(f"{message}; its rollouts are in {self.folder}/non_finite.jsonl")
-        self._window.spoiled = True
+        self.window.spoiled = True
         return torch.stack([p.sum() * 0 for p in self.student.parameters() if p.requires_grad]).sum().nan_to_num(0)
 
     def drop_spoiled_gradients(self) -> None:
         """Before the optimizer: a window with NaN in it leaves no trace but a count."""
         gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
         finite = all(torch.stack([gradient.isfinite().all() for gradient in gradients]).tolist())
-        if self.total(self._window.spoiled or not finite) == 0:
+        if self.total(self.window.spoiled or not finite) == 0:
             return
         if self.config.on_non_finite == "stop":
             raise NonFiniteError(
                 f"NaN or infinity in the gradient of step {self.state.global_step + 1}; lower train.learning_rate, or "
                 "set on_non_finite: skip to leave such steps out"
             )
-        self._window.spoiled = True
+        self.window.spoiled = True
         for parameter in self.student.parameters():
             parameter.grad = None
 
@@ -212,7 +213,7 @@ class OPASDTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the step's own metrics to what Trainer logs for it, and keep them in metrics.jsonl."""
         if "grad_norm" in logs:
-            logs = {**self._window.finish(self.accelerator, logs), "epoch": logs.get("epoch", 0.0)}
+            logs = {**self.window.finish(self.accelerator, logs), "epoch": logs.get("epoch", 0.0)}
             if self.is_world_process_zero():
                 self.metrics_file.append({"step": self.state.global_step, **logs})
         super().log(logs, *args, **kwargs)
@@ -232,7 +233,7 @@ class OPASDTrainer(Trainer):
                     "completion": self._decode(rollout.completion_ids),
                     "completion_ids": list(rollout.completion_ids),
                     "finish_reason": completion.finish_reason,
-                    "correct": self._window.verdict(rollout),
+                    "correct": self.window.verdict(rollout),
                 }
                 for rollout, completion in chosen
             )
@@ -245,17 +246,14 @@ class OPASDTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Answer the validation sets with the current weights; Avg@k and lengths of each."""
         settings, metrics = self.config.validation, {}
+        assert isinstance(self.processing_class, PreTrainedTokenizerBase)
         for name, problems in self.validation_sets.items():
-            asked = [(problem, number) for problem in problems for number in range(settings.samples)]
-            mine = asked[self.accelerator.process_index :: self.accelerator.num_processes]
-            prompts = [self.builder.student_ids(problem.question, thinking=settings.thinking) for problem, _ in mine]
-            seeds = [derive_seed(settings.seed, problem.id, number) for problem, number in mine]
-            completions = self.engine.generate(prompts, settings.sampling, seeds)
-            rows = [
-                (problem, self._decode(completion.ids), completion)
-                for (problem, _), completion in zip(mine, completions, strict=True)
-            ]
-            metrics |= validation_metrics(name, rows, settings.samples, self.accelerator)
+            mine = problems[self.accelerator.process_index :: self.accelerator.num_processes]
+            found = answer(
+                mine, self.engine, self.builder, self.processing_class, settings.sampling,
+                samples=settings.samples, seed=settings.seed, thinking=settings.thinking,
+            )  # fmt: skip
+            metrics |= validation_metrics(name, found, settings.samples, self.accelerator)
         if self.is_world_process_zero():
             self.metrics_file.append({"step": self.state.global_step, **metrics})
         super().log(dict(metrics))
@@ -330,9 +328,14 @@ class _StepCallback(TrainerCallback):
 
     def __init__(self, trainer: OPASDTrainer) -> None:
         self.trainer = trainer
+        self._optimizer_began = 0.0
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.drop_spoiled_gradients()
+        self._optimizer_began = now()
+
+    def on_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.window.add_seconds("update", now() - self._optimizer_began)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -21,7 +21,8 @@ class Answer:
     ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
-    correct: bool
+    correct: bool | None
+    """Unknown where the problem has no answer."""
 
 
 def answer(
@@ -43,6 +44,6 @@ def answer(
     answers = []
     for (problem, number), completion in zip(asked, completions, strict=True):
         text = str(tokenizer.decode(list(completion.ids), skip_special_tokens=True))
-        correct = is_correct(text, problem.answer or "")
+        correct = None if problem.answer is None else is_correct(text, problem.answer)
         answers.append(Answer(problem.id, number, completion.ids, text, completion.finish_reason, correct))
     return answers

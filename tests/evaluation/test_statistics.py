@@ -1,0 +1,39 @@
+"""Intervals: coverage by simulation, pairing, and what must not be averaged."""
+
+import numpy as np
+import pytest
+
+from opasd.evaluation.statistics import estimate, paired_difference
+
+
+def test_mean_and_interval_of_known_values():
+    found = estimate([0, 1] * 50)
+    assert found.mean == 0.5
+    assert found.low == pytest.approx(0.40, abs=0.02)  # ± 1.96 · 0.05
+    assert found.high == pytest.approx(0.60, abs=0.02)
+    assert found == estimate([0, 1] * 50)
+
+
+def test_coverage_is_about_95_percent():
+    generator = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        found = estimate((generator.random(80) < 0.3).astype(float).tolist(), seed=trial)
+        hits += found.low <= 0.3 <= found.high
+    assert 178 <= hits <= 199
+
+
+def test_pairing_removes_what_problems_have_in_common():
+    generator = np.random.default_rng(2)
+    difficulty = generator.random(300)
+    first = difficulty + 0.02 + 0.01 * generator.standard_normal(300)
+    paired = paired_difference(first.tolist(), difficulty.tolist())
+    assert paired.low > 0
+    assert paired.half_width < estimate(first.tolist()).half_width / 10
+
+
+def test_unpaired_or_empty_values_are_refused():
+    with pytest.raises(ValueError, match="got 2 and 3"):
+        paired_difference([1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match="no problems"):
+        estimate([])
