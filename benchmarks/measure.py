@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ def peak_bytes() -> int:
 
 
 def report(prepare: Callable[[], Step], repeats: int) -> None:
-    """In the child: print the median seconds of a step and the memory it needed beyond its inputs."""
+    """In the child: print the least seconds of a step and the memory it needed beyond its inputs."""
     step = prepare()
     before = peak_bytes()
     seconds = []
@@ -34,13 +33,23 @@ def report(prepare: Callable[[], Step], repeats: int) -> None:
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": statistics.median(seconds[1:]), "bytes": peak_bytes() - before}))
+    print(json.dumps({"seconds": min(seconds[1:]), "bytes": peak_bytes() - before}))
 
 
 def in_child(script: str, *arguments: str) -> dict[str, float]:
-    """In the parent: run `script` with the arguments and read what `report` printed."""
+    """In the parent: run `script` twice, once for its time and once for its memory, and read what `report` printed."""
+    timed, weighed = (_child(environment, script, *arguments) for environment in (quiet_threads(), exact_memory()))
+    return {"seconds": timed["seconds"], "bytes": weighed["bytes"]}
+
+
+def _child(environment: dict[str, str], script: str, *arguments: str) -> dict[str, float]:
     command = [sys.executable, script, *arguments]
-    return json.loads(subprocess.run(command, env=exact_memory(), stdout=subprocess.PIPE, check=True).stdout)
+    return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def quiet_threads() -> dict[str, str]:
+    """An environment in which threads that wait do not spin: beside other programs they would time one another."""
+    return os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 
 def exact_memory() -> dict[str, str]:

@@ -3,10 +3,15 @@
 import copy
 import functools
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -22,6 +27,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 VOCABULARY = 128
 SIZES = {
@@ -90,6 +96,18 @@ def make_model(
     model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype, **experts)
     model.load_state_dict(_weights(family, seed))
     return model.eval()
+
+
+@contextmanager
+def attention_function(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """While entered, models can be made with an attention function of the test's own, masks as for sdpa."""
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    try:
+        yield
+    finally:
+        del AttentionInterface._global_mapping[name]
+        del AttentionMaskInterface._global_mapping[name]
 
 
 def fast(family: str) -> str:

@@ -1,16 +1,17 @@
 """Capture: what is read off the fast forward equals eager `output_attentions`, for every family and batch shape."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, BloomConfig, MambaConfig
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.capture import AttentionCapture, attention_modules
 from opasd.errors import CaptureError
 from opasd.losses.attention import attention_rows
 from opasd.scoring import pack
-from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, fast, make_model
+from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, attention_function, fast, make_model
 
 LENGTH = 40
 
@@ -143,12 +144,12 @@ def test_reentrant_checkpointing_is_refused_with_the_reason():
     model = add_lora(make_model("qwen3"))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     model.train()
-    with pytest.raises(CaptureError, match="use_reentrant=True.*no gradient.*'use_reentrant': False"):
+    with pytest.raises(CaptureError, match="use_reentrant=True .*no gradient.*'use_reentrant': False"):
         AttentionCapture(model)
     model.gradient_checkpointing_disable()
     capture = AttentionCapture(model)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    with pytest.raises(CaptureError, match="use_reentrant=True"), capture:
+    with pytest.raises(CaptureError, match="without use_reentrant=False"), capture:
         pass
 
 
@@ -187,23 +188,39 @@ def test_a_model_that_cannot_be_captured_is_named(config):
         AttentionCapture(model)
 
 
-def test_attention_that_is_not_what_queries_and_keys_say_is_refused():
-    """A bias nobody told the capture of, as ALiBi or a chunked mask would be."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("slope", [0.05, 0.5])
+def test_attention_that_is_not_what_queries_and_keys_say_is_refused(slope, dtype):
+    """A bias by distance nobody told the capture of, as ALiBi has it."""
 
     def biased(module, query, key, value, mask, **kwargs):
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key + 0.3, value * 1.1, mask, **kwargs)
+        length = query.shape[2]
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        bias = (-slope * distance).masked_fill(distance < 0, -torch.inf).to(query.dtype)[None, None]
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, bias, **kwargs)
 
-    AttentionInterface.register("opasd_test_biased", biased)
-    AttentionMaskInterface.register("opasd_test_biased", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    try:
-        model = make_model("llama", "opasd_test_biased")
+    with attention_function("opasd_test_biased", biased):
+        model = make_model("llama", "opasd_test_biased", dtype)
         capture = AttentionCapture(model)
         run(capture, model, input_ids=random_ids(1))
         with pytest.raises(CaptureError, match="the llama model's attention under .*'opasd_test_biased'"):
             capture.verify(0, 0, LENGTH)
-    finally:
-        del AttentionInterface._global_mapping["opasd_test_biased"]
-        del AttentionMaskInterface._global_mapping["opasd_test_biased"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_low_precision_is_no_reason_to_refuse(family, dtype):
+    model = make_model(family, fast(family), dtype)
+    capture = AttentionCapture(model)
+    run(capture, model, input_ids=random_ids())
+    for row in range(2):
+        capture.verify(row, 0, LENGTH)
+    assert capture.layers[0].query_BHTD.dtype == dtype
+
+
+def test_a_compiled_model_is_refused():
+    with pytest.raises(CaptureError, match="torch.compile"):
+        AttentionCapture(torch.compile(make_model("qwen3"), backend="eager"))
 
 
 def test_more_layers_than_there_are():
@@ -246,5 +263,8 @@ def test_dropout_is_not_mistaken_for_a_wrong_capture():
     model.train()
     capture = AttentionCapture(model)
     run(capture, model, input_ids=random_ids(1))
-    capture.verify(0, 0, LENGTH)
-    assert capture.layers[0].query_BHTD.shape == (1, 4, LENGTH, 16)
+    capture.verify(0, 0, LENGTH)  # on the output without dropout
+    value, output = capture.layers[0].evidence
+    capture._captured[capture.modules[0]] = replace(capture.layers[0], evidence=(value, output * 1.01))
+    with pytest.raises(CaptureError, match="attention"):
+        capture.verify(0, 0, LENGTH)

@@ -544,11 +544,19 @@ def test_a_ten_megabyte_row(tmp_path: Path, suffix: str) -> None:
     assert problems[1].solution == huge
 
 
+def test_json_lines_under_the_name_json(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_bytes(b"\n" + GOOD + b"\n" + ALSO + b"\n")
+    assert len(load_problems(path)) == 2
+    path.write_bytes(b'{"data": [{"problem": "q", "solution": "s"}]}')
+    with pytest.raises(DataError, match='train.json, row 1: column "problem" .*"data"'):
+        load_problems(path)
+
+
 @pytest.mark.parametrize(
     ("content", "number", "reason"),
     [
         (b"", 1, "Expecting an array"),
-        (b'{"data": [{"problem": "q", "solution": "s"}]}', 1, "Expecting an array"),
         (b"]", 1, "Expecting an array"),
         (b"[" + GOOD, 2, "Expecting , or ]"),
         (b"[" + GOOD + b",", 2, "Expecting value"),
@@ -559,7 +567,7 @@ def test_a_ten_megabyte_row(tmp_path: Path, suffix: str) -> None:
         (b"[" + GOOD + b", " + ALSO + b"] []", 3, "there is text after the array"),
         (b"[" + GOOD + b", " + b"[" * 200_000, 2, "maximum recursion depth"),
     ],
-    ids=["empty", "object", "end", "open", "comma", "comma-end", "string", "no-comma", "brace", "after", "nested"],
+    ids=["empty", "end", "open", "comma", "comma-end", "string", "no-comma", "brace", "after", "nested"],
 )
 def test_broken_json_is_an_error_even_when_skipping(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
     path = tmp_path / "math.json"

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, CohereConfig
+from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config, Llama4TextConfig, PhiConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.errors import CaptureError, ConfigError
 from opasd.models import unwrap
 from opasd.scoring import Scorer, output_head
-from tests.models import FAMILIES, HYBRID, SIZES, add_lora, fast, make_model
+from tests.models import FAMILIES, HYBRID, SIZES, add_lora, attention_function, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
 
 LAYOUTS = ("padded", "packed", "single")
@@ -92,16 +93,69 @@ def test_no_attention_is_captured_where_none_is_asked_for():
     assert scores.layers == ()
 
 
-def test_packing_a_hybrid_is_refused():
-    scorer = Scorer(make_model("qwen3_next"))
+@pytest.mark.parametrize("layers", [0, 1])
+def test_packing_a_hybrid_is_refused(layers):
+    scorer = Scorer(make_model("qwen3_next"), layers)
     with pytest.raises(ConfigError, match="hybrid qwen3_next.*layout: padded"):
         scorer(make_rollouts(), "student", layout="packed")
 
 
+def test_packing_a_model_that_is_half_recurrent_in_every_layer_is_refused():
+    sizes = SIZES | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+    model = AutoModelForCausalLM.from_config(FalconH1Config(**sizes, head_dim=8))
+    with pytest.raises(ConfigError, match="hybrid falcon_h1.*layout: padded"):
+        Scorer(model, 0)(make_rollouts(), "student", layout="packed")
+
+
+def test_packing_under_a_kernel_that_forgets_the_mask_is_refused():
+    def forgetful(module, query, key, value, mask, **kwargs):
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, **kwargs)
+
+    with attention_function("opasd_test_forgetful", forgetful):
+        scorer = Scorer(make_model("llama", "opasd_test_forgetful"), 0)
+        with pytest.raises(ConfigError, match="packed sequences influence one another"):
+            scorer(make_rollouts(), "student", layout="packed")
+
+
+def test_an_output_head_with_a_bias():
+    config = PhiConfig(**SIZES)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.lm_head.bias.normal_()
+        (scores,) = Scorer(model, 0)([make_rollout()], "student")
+        logits = model(input_ids=torch.tensor([make_rollout().student_ids])).logits[0]
+    start = len(make_rollout().pair.student_ids)
+    torch.testing.assert_close(
+        output_head(model).logits(scores.hidden_TE), logits[start - 1 : -1], atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_logit_scale_nobody_told_of_is_refused(dtype):
+    model = make_model("qwen3", dtype=dtype)
+    forward = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: forward(hidden) * 0.9
+    with pytest.raises(CaptureError, match="qwen3 model's logits are not those of its output head"):
+        Scorer(model)([make_rollout()], "student")
+
+
+def test_a_model_whose_mask_shows_only_at_length_is_refused_when_it_does():
+    """Llama 4's chunked attention looks like full attention until a sequence is longer than a chunk."""
+    sizes = SIZES | {"num_hidden_layers": 2, "intermediate_size_mlp": 48, "num_local_experts": 2, "head_dim": 8}
+    model = AutoModelForCausalLM.from_config(
+        Llama4TextConfig(**sizes, attention_chunk_size=16, no_rope_layers=[1, 1], layer_types=["chunked_attention"] * 2)
+    )
+    scorer = Scorer(model)
+    with torch.no_grad():
+        scorer([make_rollout(tokens=1, problem=3, solution=1)], "student")
+        with pytest.raises(CaptureError, match="the llama4_text model's attention"):
+            scorer([make_rollout(tokens=40)], "student")
+
+
 def test_an_adapted_output_head_is_refused():
     model = make_model("qwen3")
-    model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False))
-    with pytest.raises(CaptureError, match="qwen3 model's logits.*leave lm_head out"):
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))  # starts as no change at all
+    with pytest.raises(CaptureError, match="leave lm_head out of LoRA's target_modules"):
         Scorer(model)([make_rollout()], "student")
 
 

@@ -109,11 +109,11 @@ class TokenLossConfig(Section):
     """Divergence between the next-token distributions, teacher first."""
     jsd_beta: float = Field(default=0.5, gt=0, lt=1)
     """Weight of the teacher in the mixture of the Jensen-Shannon divergence."""
-    temperature: float = Field(default=1.1, gt=0)
+    temperature: float = Field(default=1.1, gt=0, allow_inf_nan=False)
     """Temperature of both distributions in the loss; the sampling temperature is another setting."""
     clip: Clip = "per_token"
     """Clip each token's divergence, each vocabulary entry's contribution to it, or nothing."""
-    clip_threshold: float = Field(default=0.05, gt=0)
+    clip_threshold: float = Field(default=0.05, gt=0, allow_inf_nan=False)
     """Threshold of the clipping."""
     top_k: int | None = Field(default=None, gt=0)
     """Compare the teacher's k likeliest tokens one by one and all others as one. Unset: the full vocabulary."""

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
-from opasd.capture import AttentionCapture
+from opasd.capture import AttentionCapture, relative_error, tolerance
 from opasd.choices import Query, Role
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.attention import LayerAttention
@@ -40,6 +42,8 @@ class Scores:
     """Final hidden states at the positions that predict the rollout's tokens."""
     layers: tuple[LayerAttention, ...]
     """The captured attention layers; empty where no attention was asked for."""
+    query: Query
+    """Whose attention rows these are."""
 
 
 class Scorer:
@@ -54,6 +58,7 @@ class Scorer:
         parameters = inspect.signature(unwrap(model).forward).parameters
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._head_verified = False
+        self._packs = False
 
     @property
     def head(self) -> OutputHead:
@@ -64,11 +69,8 @@ class Scorer:
         self, rollouts: Sequence[Rollout], role: Role, *, query: Query = "predicting", layout: Layout = "padded"
     ) -> list[Scores]:
         """Scores of each rollout, in order, under the gradient mode that is on."""
-        if layout == "packed" and self.capture is not None and self.capture.is_hybrid:
-            raise ConfigError(
-                f"packing is not exact for the hybrid {model_type(self.model)} model: its recurrent layers would carry "
-                "one sequence's state into the next; use layout: padded"
-            )
+        if layout == "packed":
+            self._check_packing()
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
         starts = [len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True)]
         if layout == "single":
@@ -87,7 +89,9 @@ class Scorer:
         self._verify_head(hidden_BTE, last_logits_BV, precision)
         captured = []
         if self.capture is not None:
-            self.capture.verify(*places[-1])
+            # The longest sequence reaches furthest; the last of a packed row has the most to leave out.
+            for place in dict.fromkeys((max(places, key=lambda place: place[2] - place[1]), places[-1])):
+                self.capture.verify(*place)
             captured = self.capture.layers
             self.capture.clear()
         scores = []
@@ -96,7 +100,7 @@ class Scorer:
             predicting = slice(start - 1, start - 1 + num_tokens)
             queries = predicting if query == "predicting" else slice(start, start + num_tokens)
             layers = tuple(layer.sequence(row, begin, end, queries) for layer in captured)
-            scores.append(Scores(hidden_BTE[row, begin:end][predicting], layers))
+            scores.append(Scores(hidden_BTE[row, begin:end][predicting], layers, query))
         return scores
 
     def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -108,7 +112,7 @@ class Scorer:
             autocast = torch.is_autocast_enabled(kind)
             noted.append((output[0], torch.get_autocast_dtype(kind) if autocast else output[0].dtype))
 
-        hook = unwrap(self.model).get_decoder().register_forward_hook(note)
+        hook = _decoder(self.model).register_forward_hook(note)
         try:
             if self.capture is None:
                 output = self.model(**inputs, use_cache=False, **self._keep_last)
@@ -120,6 +124,11 @@ class Scorer:
         if len(noted) != 1:
             raise CaptureError(f"the {model_type(self.model)} model ran its decoder {len(noted)} times in one forward")
         hidden_BTE, precision = noted[0]
+        if hidden_BTE.shape[-1] != self.head.weight_VE.shape[1]:
+            raise CaptureError(
+                f"the {model_type(self.model)} model's decoder gives {hidden_BTE.shape[-1]} numbers a token and its "
+                f"output head takes {self.head.weight_VE.shape[1]}; this model type is not supported"
+            )
         return hidden_BTE, output.logits[:, -1], precision
 
     def _verify_head(self, hidden_BTE: Tensor, logits_BV: Tensor, precision: torch.dtype) -> None:
@@ -127,24 +136,56 @@ class Scorer:
         if self._head_verified:
             return
         with torch.no_grad():
-            found_BV = self.head.logits(hidden_BTE[:, -1])
-            expected_BV = logits_BV.to(found_BV.dtype)
-            finite = expected_BV.isfinite()
-            error = float((found_BV - expected_BV)[finite].abs().max()) if finite.any() else 0.0
-            tolerance = 64 * torch.finfo(precision).eps * float(expected_BV[finite].abs().max().clamp_min(1))
-        if error > tolerance:
+            expected_BV = self.head.logits(hidden_BTE[:, -1])
+            error = relative_error(logits_BV, expected_BV)
+        if error > tolerance(logits_BV.to(precision)):
             raise CaptureError(
                 f"the {model_type(self.model)} model's logits are not those of its output head on its final hidden "
-                f"states (off by {error:.1e}); leave lm_head out of LoRA's target_modules, or, if it is not there, "
-                "this model type is not supported"
+                f"states (off by {error:.1e} of their size); this model type is not supported"
             )
         self._head_verified = True
+
+    def _check_packing(self) -> None:
+        """Refuse, once, a model in which packed sequences would influence one another."""
+        if self._packs:
+            return
+        hybrid = self.capture is not None and self.capture.is_hybrid
+        # What mixes tokens with a recurrence also has a short convolution over them.
+        if hybrid or any(isinstance(module, nn.Conv1d) for module in unwrap(self.model).modules()):
+            raise ConfigError(
+                f"packing is not exact for the hybrid {model_type(self.model)} model: its recurrent layers would carry "
+                "one sequence's state into the next; use layout: padded"
+            )
+        first, second = tuple(range(1, 12)), tuple(range(5, 14))
+        with torch.no_grad():
+            packed, _, precision = self._run(pack(self.model, [first, second])[0])
+            alone, *_ = self._run(pad(self.model, [second])[0])
+        if relative_error(packed[0, len(first) :], alone[0]) > 4 * tolerance(alone.to(precision)):
+            raise ConfigError(
+                f"packed sequences influence one another in the {model_type(self.model)} model under this attention "
+                "implementation; use layout: padded"
+            )
+        self._packs = True
+
+
+def _decoder(model: nn.Module) -> PreTrainedModel:
+    """The part of the model that ends in the hidden states its output head reads."""
+    base = unwrap(model)
+    for candidate in (base.base_model, base.get_decoder(), getattr(base, "model", None)):
+        if isinstance(candidate, PreTrainedModel) and candidate is not base:
+            return candidate
+    raise CaptureError(f"the {model_type(model)} model has no decoder apart from its output head; it is not supported")
 
 
 def output_head(model: nn.Module) -> OutputHead:
     """The output head of a model, with the scaling and soft cap its family applies to logits."""
     base = unwrap(model)
     linear = base.get_output_embeddings()
+    if isinstance(linear, BaseTunerLayer):
+        raise CaptureError(
+            "the output head has an adapter, which the token loss does not see; leave lm_head out of LoRA's "
+            "target_modules, or name it in modules_to_save to train it whole"
+        )
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor):
         raise CaptureError(f"the {model_type(model)} model has no output head to read logits from")

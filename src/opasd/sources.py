@@ -209,7 +209,12 @@ def _read_jsonl(path: Path, _: ColumnConfig) -> Numbered:
 
 
 def _read_json(path: Path, _: ColumnConfig) -> Numbered:
-    """The items of an array, decoded one by one from a buffer that holds little more than the current one."""
+    """The items of an array, decoded one by one from a buffer that holds little more than the current one.
+
+    Many data sets on the hub call JSON lines `.json`; a file that begins with an object is read as that."""
+    if _begins_with_an_object(path):
+        yield from _read_jsonl(path, _)
+        return
     decode = json.JSONDecoder().raw_decode
     with _open_text(path, "\n") as file:
         text, at, number = file.read(_CHUNK), 0, 0
@@ -219,7 +224,7 @@ def _read_json(path: Path, _: ColumnConfig) -> Numbered:
                 break
             try:
                 if mark[1] != ("," if number else "["):
-                    expected = ", or ]" if number else "an array; one object a line is for .jsonl"
+                    expected = ", or ]" if number else "an array or one object a line"
                     raise json.JSONDecodeError(f"Expecting {expected}", text, mark.end())
                 item, end = decode(text, mark.end())
                 if end == len(text) and not isinstance(item, dict):  # a number may go on in the next chunk
@@ -237,6 +242,12 @@ def _read_json(path: Path, _: ColumnConfig) -> Numbered:
                 yield number, item
         if (text[mark.end() :] + file.read(_CHUNK)).strip():
             raise ValueError("there is text after the array")
+
+
+def _begins_with_an_object(path: Path) -> bool:
+    with _open_text(path, "\n") as file:
+        text = file.read(_CHUNK).lstrip()
+    return text.startswith("{")
 
 
 def _read_csv(path: Path, _: ColumnConfig) -> Numbered:

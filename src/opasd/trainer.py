@@ -34,6 +34,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
+from opasd.choices import BadRow
 from opasd.config import OPASDConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, NonFiniteError
@@ -71,6 +72,7 @@ class OPASDTrainer(Trainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         engine: RolloutEngine | None = None,
+        on_bad_row: BadRow = "stop",
         **kwargs: Any,
     ) -> None:
         if train_dataset is None:
@@ -84,7 +86,7 @@ class OPASDTrainer(Trainer):
             model = get_peft_model(unwrap(model), peft_config)
         self.config = config or OPASDConfig()
         self.builder = PromptBuilder(processing_class, self.config.prompts)
-        pairs, self.prompt_report = self.builder.pairs(load_problems(train_dataset), on_bad_row="skip")
+        pairs, self.prompt_report = self.builder.pairs(load_problems(train_dataset), on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
         self.validation_sets = _named_sets(eval_dataset)
@@ -213,7 +215,8 @@ class OPASDTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the step's own metrics to what Trainer logs for it, and keep them in metrics.jsonl."""
         if "grad_norm" in logs:
-            logs = {**self.window.finish(self.accelerator, logs), "epoch": logs.get("epoch", 0.0)}
+            rows = {f"prompts/{name}": count for name, count in self.prompt_report.to_dict().items()}
+            logs = {**self.window.finish(self.accelerator, logs), **rows, "epoch": logs.get("epoch", 0.0)}
             if self.is_world_process_zero():
                 self.metrics_file.append({"step": self.state.global_step, **logs})
         super().log(logs, *args, **kwargs)

@@ -46,6 +46,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
         train_dataset=problems(config.data, "train"),
         eval_dataset={name: problems(data, "validation") for name, data in config.validation_data.items()},
         processing_class=tokenizer,
+        on_bad_row=config.data.on_bad_row,
     )
     if trainer.is_world_process_zero():
         check_disk(folder, checkpoint_bytes(model))

@@ -152,6 +152,14 @@ def test_log_terms_at_the_floor():
         assert derivative.isfinite().all()
 
 
+def test_what_is_no_divergence_is_refused():
+    row = torch.tensor([0.5, 0.5])
+    with pytest.raises(ValueError, match="between 0 and 1, got 1.5"):
+        divergence(row, row, "jsd", 1.5)
+    with pytest.raises(ValueError, match="no divergence 'kl'"):
+        divergence(row, row, "kl")
+
+
 def test_entropy():
     assert entropy(torch.full((4,), 0.25)).item() == pytest.approx(math.log(4))
     assert entropy(torch.tensor([1.0, 0.0])).item() == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
-from opasd.errors import NonFiniteError
+from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.objective import opasd_loss
 from opasd.losses.token import OutputHead
 from opasd.scoring import Scorer
@@ -261,3 +261,49 @@ def test_shuffling_does_not_depend_on_the_batch():
     backward = step(model, rollouts[::-1], config, layout="single").readings
     for mine, theirs in zip(forward, backward[::-1], strict=True):
         assert torch.equal(mine.attention["divergence"], theirs.attention["divergence"])
+
+
+def test_nan_in_the_output_head_is_reported_with_the_rollouts_id():
+    rollouts = make_rollouts()
+    scorer = Scorer(make_model("qwen3"))
+    with torch.no_grad():
+        student, teacher = scorer(rollouts, "student"), scorer(rollouts, "teacher")
+    weight = scorer.head.weight_VE.detach().clone()
+    weight[5] = math.nan
+    with pytest.raises(NonFiniteError, match="token/loss of rollout rollout-0"):
+        opasd_loss(rollouts, student, teacher, OutputHead(weight), scorer.head, PLAIN)
+
+
+def test_no_rollouts_at_all():
+    head = OutputHead(torch.zeros(4, 2))
+    output = opasd_loss([], [], [], head, head, PLAIN)
+    assert output.loss.item() == 0
+    assert output.metrics == {"loss": 0.0}
+
+
+def test_scores_for_another_objective_are_refused():
+    rollouts = make_rollouts()
+    model = make_model("qwen3")
+    with torch.no_grad():
+        none, one = Scorer(model, 0), Scorer(model)
+        bare, scores = none(rollouts, "student"), one(rollouts, "student")
+    with pytest.raises(ConfigError, match="needs 1 captured layers"):
+        opasd_loss(rollouts, bare, bare, one.head, one.head, PLAIN)
+    generated = ObjectiveConfig(attention=AttentionLossConfig(query="generated"))
+    with pytest.raises(ConfigError, match="not those of attention.query: generated"):
+        opasd_loss(rollouts, scores, scores, one.head, one.head, generated)
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_autocast_around_the_losses_changes_nothing(impl):
+    rollouts, model = make_rollouts(), add_lora(make_model("qwen3"))
+    config = ObjectiveConfig(token=TokenLossConfig(impl=impl), attention=AttentionLossConfig(impl=impl))
+    scorer = Scorer(model)
+    with torch.no_grad():
+        with model.disable_adapter():
+            teacher, head = scorer(rollouts, "teacher"), scorer.head
+        student = scorer(rollouts, "student")
+        plain = opasd_loss(rollouts, student, teacher, scorer.head, head, config)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = opasd_loss(rollouts, student, teacher, scorer.head, head, config)
+    assert mixed.metrics == plain.metrics

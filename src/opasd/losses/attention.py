@@ -27,6 +27,7 @@ from opasd.choices import Divergence, Handling, Impl
 from opasd.losses import projection
 from opasd.losses.divergence import divergence as divergence_of
 from opasd.losses.divergence import entropy, slope, terms
+from opasd.losses.precision import own_precision, wide
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class AttentionLossOutput(NamedTuple):
     teacher_entropy_T: Tensor
 
 
+@own_precision
 def attention_loss(
     student: LayerAttention,
     teacher: LayerAttention,
@@ -77,7 +79,7 @@ def attention_loss(
     chunk_queries: int = 128,
 ) -> AttentionLossOutput:
     """Attention loss of one layer and one rollout; `weights_T` defaults to 1/T, the rollout's mean."""
-    dtype = _wide(student.query_HTD.dtype)
+    dtype = wide(student.query_HTD.dtype)
     device = student.query_HTD.device
     num_tokens = alignment.num_tokens
     if weights_T is None:
@@ -110,7 +112,7 @@ def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:
 
 def attention_heads(role: LayerAttention, query_position_T: Tensor) -> Tensor:
     """Each head's attention [H, T, S]; a row sums to one, less what a sink takes."""
-    dtype = _wide(role.query_HTD.dtype)
+    dtype = wide(role.query_HTD.dtype)
     num_heads, num_keys = role.query_HTD.shape[0], role.key_KSD.shape[1]
     key_HSD = role.key_KSD.to(dtype).repeat_interleave(num_heads // role.key_KSD.shape[0], 0)
     score_HTS = role.scaling * role.query_HTD.to(dtype) @ key_HSD.transpose(1, 2)
@@ -135,10 +137,6 @@ class _Comparison(NamedTuple):
     def target(self, teacher_CJ: Tensor, solution_C: Tensor, in_prompt_J: Tensor) -> Tensor:
         permutation_J = None if self.permutation_J is None else self.permutation_J[: in_prompt_J.numel()]
         return projection.target(teacher_CJ, solution_C, in_prompt_J, self.handling, permutation_J)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _visible(query_position_T: Tensor, key_position_J: Tensor, window: int | None) -> Tensor:
@@ -200,7 +198,7 @@ class _ChunkedAttentionLoss(torch.autograd.Function):
         weights_T: Tensor,
         chunk_queries: int,
     ) -> tuple[Tensor, Tensor]:
-        device, dtype = query_HTD.device, _wide(query_HTD.dtype)
+        device, dtype = query_HTD.device, wide(query_HTD.dtype)
         gradients = _Gradients.zeros(student) if any(ctx.needs_input_grad[:3]) else None
         readings_T5 = torch.zeros(alignment.num_tokens, 5, dtype=dtype, device=device)
         # Weights relative to the largest keep float16 products in range; the largest comes back in `backward`.
@@ -240,7 +238,7 @@ class _Gradients(NamedTuple):
     @classmethod
     def zeros(cls, student: LayerAttention) -> "_Gradients":
         def zeros(tensor: Tensor) -> Tensor:
-            return torch.zeros_like(tensor, dtype=_wide(tensor.dtype))
+            return torch.zeros_like(tensor, dtype=wide(tensor.dtype))
 
         sinks_H = None if student.sinks_H is None else zeros(student.sinks_H)
         return cls(zeros(student.query_HTD), zeros(student.key_KSD), sinks_H)
@@ -406,7 +404,7 @@ def _group_heads(heads_HCX: Tensor, num_key_heads: int) -> Tensor:
 def _bmm(left: Tensor, right: Tensor) -> Tensor:
     """Batched matrix product in at least float32; on a GPU with operands of `right`'s or `left`'s low precision."""
     low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-    dtype = _wide(low)
+    dtype = wide(low)
     if left.is_cuda and low != dtype:
         return torch.bmm(left.to(low), right.to(low), out_dtype=dtype)
     return torch.bmm(left.to(dtype), right.to(dtype))

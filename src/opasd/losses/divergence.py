@@ -33,6 +33,8 @@ def divergence(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta:
 
 def terms(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta: float = 0.5) -> Tensor:
     """What each entry contributes to the divergence."""
+    if kind == "jsd" and not 0 < jsd_beta < 1:
+        raise ValueError(f"jsd_beta must lie between 0 and 1, got {jsd_beta}")
     match kind:
         case "forward_kl":
             return teacher_V * (log(teacher_V) - log(student_V))
@@ -43,6 +45,8 @@ def terms(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta: floa
             log_mixture_V = log(student_V + jsd_beta * (teacher_V - student_V))
             teacher_part_V = jsd_beta * teacher_V * (log(teacher_V) - log_mixture_V)
             return teacher_part_V + (1 - jsd_beta) * student_V * (log(student_V) - log_mixture_V)
+        case _:
+            raise ValueError(f"no divergence {kind!r}; there are forward_kl, reverse_kl and jsd")
 
 
 def slope(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta: float = 0.5) -> Tensor:

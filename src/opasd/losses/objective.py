@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opasd.alignment import Alignment, align
 from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
-from opasd.errors import NonFiniteError
+from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.attention import attention_loss
 from opasd.losses.token import OutputHead, token_loss
 from opasd.rollout import Rollout
@@ -55,6 +55,7 @@ def opasd_loss(
     `num_rollouts` is what to divide by where these are one part of the minibatch (gradient accumulation, many
     processes): the parts' losses then add up to the minibatch's. By default these are all of it.
     """
+    _refuse_mismatch([*student, *teacher], config)
     counted = [index for index, rollout in enumerate(rollouts) if rollout.num_tokens > 0]
     share = 1 / (num_rollouts or max(len(counted), 1))
     _refuse_non_finite(rollouts, student, teacher)
@@ -134,7 +135,22 @@ def _attention_part(
 
 def _connected_zero(student: Sequence[Scores]) -> Tensor:
     """0, with every parameter behind the hidden states in its graph: distributed training needs them there."""
-    return torch.stack([scores.hidden_TE.sum(dtype=torch.float32) for scores in student]).sum() * 0
+    sums = [scores.hidden_TE.sum(dtype=torch.float32) for scores in student]
+    return torch.stack(sums).sum() * 0 if sums else torch.zeros(())
+
+
+def _refuse_mismatch(scores: Sequence[Scores], config: ObjectiveConfig) -> None:
+    """Scores that were taken for another objective."""
+    if config.attention_weight == 0:
+        return
+    if any(len(score.layers) != config.attention.layers for score in scores):
+        raise ConfigError(
+            f"the attention loss needs {config.attention.layers} captured layers; make the Scorer with that many"
+        )
+    if any(score.query != config.attention.query for score in scores):
+        raise ConfigError(
+            f"the scores' attention rows are not those of attention.query: {config.attention.query}; score with it"
+        )
 
 
 def _refuse_non_finite(rollouts: Sequence[Rollout], student: Sequence[Scores], teacher: Sequence[Scores]) -> None:
@@ -165,11 +181,16 @@ def _refuse_non_finite(rollouts: Sequence[Rollout], student: Sequence[Scores], t
 def _metrics(loss: Tensor, readings: Sequence[Readings], share: float) -> dict[str, float]:
     """Means over tokens, then rollouts, named as they are logged; one transfer from the device."""
     sums: dict[str, Tensor] = {"loss": loss.detach()}
-    for prefix, group in (("token", "token"), ("attention", "attention")):
-        for reading in readings:
+    finite: dict[tuple[str, str], Tensor] = {}
+    for reading in readings:
+        for group in ("token", "attention"):
             for name, values_T in getattr(reading, group).items():
                 if values_T.numel():
-                    key = f"{prefix}/{name}"
-                    sums[key] = sums.get(key, torch.zeros_like(sums["loss"])) + values_T.mean() * share
-    values = torch.stack([value.to(torch.float64) for value in sums.values()]).tolist()
-    return dict(zip(sums, values, strict=True))
+                    mean, key = values_T.mean(), f"{group}/{name}"
+                    sums[key] = sums.get(key, torch.zeros_like(mean)) + mean * share
+                    finite[reading.rollout_id, key] = mean.isfinite()
+    numbers = torch.stack([value.to(torch.float64) for value in (*sums.values(), *finite.values())]).tolist()
+    for (rollout_id, key), is_finite in zip(finite, numbers[len(sums) :], strict=True):
+        if not is_finite:
+            raise NonFiniteError(f"NaN or infinity in the {key} of rollout {rollout_id}; is the output head finite?")
+    return dict(zip(sums, numbers, strict=False))

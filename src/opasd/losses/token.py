@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from opasd.choices import Clip, Divergence, Impl
 from opasd.losses.divergence import LOG_SMALLEST, entropy, log_terms, terms
+from opasd.losses.precision import own_precision, wide
 
 WORKSPACE_BUFFERS = 10
 WORKSPACE_BYTES = 512 * 2**20
@@ -48,7 +49,7 @@ class OutputHead:
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """The definition of z [T, V], in at least float32."""
-        dtype = _wide(hidden_TE.dtype)
+        dtype = wide(hidden_TE.dtype)
         logits_TV = hidden_TE.to(dtype) @ self.weight_VE.to(dtype).T
         if self.bias_V is not None:
             logits_TV = logits_TV + self.bias_V.to(dtype)
@@ -70,6 +71,7 @@ class TokenLossOutput(NamedTuple):
     """Entropy of the student's distribution at the loss's temperature, in nats."""
 
 
+@own_precision
 def token_loss(
     student_hidden_TE: Tensor,
     student_head: OutputHead,
@@ -88,7 +90,7 @@ def token_loss(
 ) -> TokenLossOutput:
     """Token loss of the hidden states that predict T tokens; `weights_T` defaults to 1/T, their mean."""
     num_tokens = student_hidden_TE.shape[0]
-    dtype = _wide(student_hidden_TE.dtype)
+    dtype = wide(student_hidden_TE.dtype)
     if weights_T is None:
         weights_T = torch.full((num_tokens,), 1 / max(num_tokens, 1), dtype=dtype)
     weights_T = weights_T.to(student_hidden_TE.device, dtype)
@@ -130,10 +132,6 @@ class _Comparison(NamedTuple):
     clip: Clip
     clip_threshold: float
     top_k: int | None
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _reference(
@@ -184,7 +182,7 @@ class _ChunkedTokenLoss(torch.autograd.Function):
         weights_T: Tensor,
         chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        dtype = _wide(hidden_TE.dtype)
+        dtype = wide(hidden_TE.dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         needs_grad = any(ctx.needs_input_grad)
         grad_hidden_TE = torch.empty_like(hidden_TE, dtype=dtype) if needs_hidden else None
@@ -296,7 +294,7 @@ def _lump_log(log_CV: Tensor, top_CK: Tensor) -> Tensor:
 def _logits(hidden_CE: Tensor, head: OutputHead) -> Tensor:
     """z [C, V] as `OutputHead.logits` defines it, in a fresh buffer and without a float32 copy of the head."""
     weight_VE = head.weight_VE
-    dtype = _wide(hidden_CE.dtype)
+    dtype = wide(hidden_CE.dtype)
     if hidden_CE.dtype == weight_VE.dtype == dtype:
         logits_CV = hidden_CE @ weight_VE.T
     elif hidden_CE.is_cuda and hidden_CE.dtype == weight_VE.dtype:
