@@ -388,6 +388,7 @@ def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: boo
     args.remove_unused_columns = False
     args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
     args.disable_tqdm = True
+    args.dataloader_pin_memory = args.dataloader_pin_memory and args.device.type == "cuda"
     if args.ddp_find_unused_parameters is None:
         args.ddp_find_unused_parameters = False  # every trained weight is in the graph of every loss
     if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:

@@ -20,6 +20,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.utils import logging
 
 from opasd.card import model_card
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
@@ -175,6 +176,8 @@ def _four_bit() -> Any:
 
 @contextmanager
 def _told_clearly(what: str, config: ModelConfig) -> Iterator[None]:
+    """Loading problems as one message; a small model's loading needs no progress bar of its own."""
+    logging.disable_progress_bar()
     try:
         yield
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
@@ -183,6 +186,8 @@ def _told_clearly(what: str, config: ModelConfig) -> Iterator[None]:
             f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "
             "name while the hub can be reached"
         ) from error
+    finally:
+        logging.enable_progress_bar()
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from opasd.errors import ConfigError
 def run(args: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="opasd demo", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a first look: a sixth of the steps, fewer problems")
+    parser.add_argument("--quick", action="store_true", help="a first look: --steps 6 --problems 300")
+    parser.add_argument("--steps", type=_count, help="optimizer steps of each training (default: the recipe's)")
+    parser.add_argument("--problems", type=_count, help="held-out problems answered (default: 1200)")
     parser.add_argument("--seed", type=int, default=42, help="seed of both trainings (default: 42)")
     parser.add_argument("--output", type=Path, help="folder to write; must be new (default: runs/demo-SEED or -quick)")
     options = parser.parse_args(args)
@@ -20,9 +22,16 @@ def run(args: list[str]) -> int:
     from opasd import demo
 
     folder.mkdir(parents=True)
-    demo.run(folder, seed=options.seed, quick=options.quick)
+    steps = options.steps or (6 if options.quick else None)
+    demo.run(folder, seed=options.seed, steps=steps, problems=options.problems or (300 if options.quick else 1200))
     sys.stdout.flush()
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
 
 
 def _fresh(folder: Path) -> Path:

@@ -15,7 +15,7 @@ h1 { font-size: 1.6rem; margin: 0 0 4px } h2 { font-size: 1.15rem; margin: 34px 
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 .wide { overflow-x: auto } th, td { text-align: right; padding: 7px 10px; border-bottom: 1px solid var(--line);
   white-space: nowrap } th:first-child, td:first-child { text-align: left } th { font-weight: 600 }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(290px, 1fr)); gap: 16px }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); gap: 16px }
 figure { margin: 0; background: var(--card); border-radius: 10px; padding: 12px } figcaption { font-weight: 600;
   font-size: .92rem } svg { width: 100%; height: auto } .grid { stroke: var(--line) } .line { fill: none;
   stroke-width: 2; stroke-linejoin: round } .s0 { stroke: var(--s0); color: var(--s0) } .s1 { stroke: var(--s1);
