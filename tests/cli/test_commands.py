@@ -33,7 +33,7 @@ def test_every_command_has_help_without_torch(opasd: CommandLine, command: str) 
 
 def test_help_shows_the_recipes_own_values(opasd: CommandLine) -> None:
     _, text, _ = opasd("train", "lab", "--help")
-    assert "Optimizer steps. (default: 60)" in text
+    assert f"Optimizer steps. (default: {load_recipe('lab').config().train.max_steps})" in text
     assert "75 stopped by a signal" in text
 
 
@@ -156,7 +156,8 @@ def test_recipes_are_listed_shown_and_copied(opasd: CommandLine) -> None:
     _, text, _ = opasd("recipes")
     assert [line.split()[0] for line in text.splitlines()] == recipe_names()
     _, text, _ = opasd("recipes", "list", "--json")
-    assert json.loads(text)[1]["expects"]["trained"]["average"] == 34.02
+    listed = {recipe["name"]: recipe for recipe in json.loads(text)}
+    assert listed["opasd-qwen3-1.7b"]["expects"]["trained"]["average"] == 34.02
     _, text, _ = opasd("recipes", "show", "opsd-qwen3-8b")
     assert text == load_recipe("opsd-qwen3-8b").text
     for number, full in enumerate(([], ["--full"])):
