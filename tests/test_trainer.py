@@ -378,3 +378,23 @@ def test_mistakes_are_told(tmp_path, changes, message):
     arguments = {"train_dataset": PROBLEMS, "processing_class": TOKENIZER} | changes
     with pytest.raises(ConfigError, match=message):
         OPASDTrainer(make_model(), TrainingArguments(output_dir=str(tmp_path), use_cpu=True), **arguments)
+
+
+@pytest.mark.parametrize("update", ["frozen", "snapshot"])
+def test_the_teachers_output_head_is_the_teachers_own(tmp_path, monkeypatch, update):
+    """With all weights trained, the teacher's head is a copy that must outlast the moment of judging."""
+    import opasd.trainer
+
+    heads, students = [], []
+
+    def watched(rollouts, student, teacher, student_head, teacher_head, *args, **kwargs):
+        heads.append(teacher_head.weight_VE.detach().clone())
+        students.append(student_head.weight_VE.detach().clone())
+        return opasd_loss(rollouts, student, teacher, student_head, teacher_head, *args, **kwargs)
+
+    monkeypatch.setattr(opasd.trainer, "opasd_loss", watched)
+    trainer = make_trainer(tmp_path, lora=False, method={"teacher": {"update": update, "snapshot_every": 100}})
+    initial = trainer.model.get_output_embeddings().weight.detach().clone()
+    trainer.train()
+    assert all(torch.equal(head, initial) for head in heads)
+    assert not torch.equal(students[-1], initial)

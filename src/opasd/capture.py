@@ -126,13 +126,14 @@ class AttentionCapture:
                 f"expected a forward without a key-value cache, got {key.shape[2]} keys for {query.shape[2]} queries; "
                 "call the model with use_cache=False"
             )
+        sinks_H = kwargs.get("s_aux")  # a weight: a teacher's is only swapped in while it judges
         self._captured[module] = CapturedLayer(
             query,
             key,
             float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
             kwargs.get("sliding_window"),
             kwargs.get("softcap"),
-            kwargs.get("s_aux"),
+            sinks_H if sinks_H is None or torch.is_grad_enabled() else sinks_H.detach(),
             (value.detach(), output.detach()),
         )
 

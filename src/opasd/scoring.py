@@ -62,8 +62,11 @@ class Scorer:
 
     @property
     def head(self) -> OutputHead:
-        """The output head as it is now: adapters on or off, trained or not."""
-        return output_head(self.model)
+        """The output head as it is now: adapters on or off, trained or not.
+
+        Without gradients it keeps the weights of this moment: a teacher's are only swapped in while it judges."""
+        head = output_head(self.model)
+        return head if torch.is_grad_enabled() else head.detach()
 
     def __call__(
         self, rollouts: Sequence[Rollout], role: Role, *, query: Query = "predicting", layout: Layout = "padded"
