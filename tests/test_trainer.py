@@ -398,3 +398,92 @@ def test_the_teachers_output_head_is_the_teachers_own(tmp_path, monkeypatch, upd
     trainer.train()
     assert all(torch.equal(head, initial) for head in heads)
     assert not torch.equal(students[-1], initial)
+
+
+def resumed(folder, **arguments):
+    """Run, then resume as after a kill; the rows of both."""
+    make_trainer(folder, **arguments).train()
+    before = rows(folder)
+    again = make_trainer(folder, **arguments)
+    again.train(True)
+    return before, rows(folder), again
+
+
+def test_resuming_a_finished_run_adds_nothing(tmp_path):
+    """Also when the last step is not the end of an epoch."""
+    before, after, trainer = resumed(tmp_path, max_steps=3, save_steps=3, per_device_train_batch_size=1)
+    assert after == before
+    assert trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_resumes_bit_for_bit(tmp_path, checkpointing):
+    from safetensors.torch import load_file
+
+    def make(name, steps):
+        arguments = {"max_steps": steps, "save_steps": 2, "gradient_checkpointing": checkpointing}
+        return make_trainer(tmp_path / name, lora=False, model=peft_with_dropout(), **arguments)
+
+    make("whole", 4).train()
+    stopped = make("killed", 4)
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 2
+
+    stopped.add_callback(Stop())
+    stopped.train()
+    make("killed", 4).train(True)
+    mine, theirs = (load_file(tmp_path / n / "checkpoint-4" / "adapter_model.safetensors") for n in ("whole", "killed"))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+
+
+def peft_with_dropout():
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(3)
+    return get_peft_model(make_model(), LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.3))
+
+
+def test_validation_at_the_start_is_made_once(tmp_path):
+    method = {"validation": {"every": 2, "at_start": True, "sampling": {"max_new_tokens": 3}}}
+    arguments = {"method": method, "eval_dataset": PROBLEMS[:2], "max_steps": 2, "save_steps": 2}
+    before, after, _ = resumed(tmp_path, **arguments)
+    assert [row["step"] for row in before] == [0, 1, 2, 2]
+    assert after == before
+
+
+def test_evaluating_first_does_not_count_as_a_run(tmp_path):
+    method = {"validation": {"every": 0, "sampling": {"max_new_tokens": 3}}}
+    trainer = make_trainer(tmp_path, method=method, max_steps=1)
+    found = trainer.evaluate({"mine": PROBLEMS[:2]})
+    assert set(found) == {f"validation/mine/{name}" for name in ("avg@1", "length_mean", "truncated")}
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_epochs_are_told(tmp_path):
+    make_trainer(tmp_path, max_steps=4).train()
+    assert [row["epoch"] for row in rows(tmp_path)] == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_other_intervals_may_be_asked_for_on_resuming(tmp_path):
+    make_trainer(tmp_path, max_steps=2, save_steps=2).train()
+    make_trainer(tmp_path, max_steps=4, save_steps=1).train(True)
+    assert [path.name for path in checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (2, 3, 4)]
+
+
+def test_bad_rows_stop_or_are_skipped_as_asked(tmp_path):
+    from transformers import TrainingArguments
+
+    from opasd.errors import DataError
+    from opasd.trainer import OPASDTrainer
+    from tests.training import TOKENIZER
+
+    data = [{"problem": "What is 1 + 1?", "solution": "2"}, {"problem": "What is 2 + 2?", "solution": ""}]
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(DataError, match="row 2"):
+        OPASDTrainer(make_model(), arguments, train_dataset=data, processing_class=TOKENIZER)
+    trainer = OPASDTrainer(make_model(), arguments, train_dataset=data, processing_class=TOKENIZER, on_bad_row="skip")
+    assert len(trainer.train_dataset) == 1

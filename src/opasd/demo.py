@@ -77,7 +77,8 @@ def run(folder: Path, *, seed: int = 42, steps: int | None = None, problems: int
     for name, config in configs.items():
         target = folder / name.lower()
         say(f"{name}: {config.train.max_steps} steps of {_batch(config)} rollouts")
-        train(config, target)
+        if train(config, target) == "stopped":
+            raise KeyboardInterrupt
         scored.append(Scored(name, answers_of(config, target / "final", held_out)))
     write(folder, scored, held_out, configs, seconds=time.monotonic() - began)
     return scored

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftConfig, get_peft_model
@@ -35,7 +35,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from opasd.choices import BadRow
-from opasd.config import OPASDConfig
+from opasd.config import DataConfig, OPASDConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
@@ -63,7 +63,7 @@ class OPASDTrainer(Trainer):
 
     def __init__(
         self,
-        model: nn.Module | str,
+        model: nn.Module | str | os.PathLike[str],
         args: TrainingArguments,
         config: OPASDConfig | None = None,
         train_dataset: Problems | None = None,
@@ -77,16 +77,16 @@ class OPASDTrainer(Trainer):
     ) -> None:
         if train_dataset is None:
             raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
-        if isinstance(model, str):
-            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-            model = AutoModelForCausalLM.from_pretrained(model)
+        if isinstance(model, str | os.PathLike):
+            processing_class = processing_class or AutoTokenizer.from_pretrained(str(model))
+            model = AutoModelForCausalLM.from_pretrained(str(model))
         if processing_class is None:
             raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
         if peft_config is not None:
             model = get_peft_model(unwrap(model), peft_config)
         self.config = config or OPASDConfig()
         self.builder = PromptBuilder(processing_class, self.config.prompts)
-        pairs, self.prompt_report = self.builder.pairs(load_problems(train_dataset), on_bad_row=on_bad_row)
+        pairs, self.prompt_report = self.builder.pairs(_problems(train_dataset, on_bad_row), on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
         self.validation_sets = _named_sets(eval_dataset)
@@ -127,6 +127,9 @@ class OPASDTrainer(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """The window's problems, rolled out together and split into micro-batches of similar length."""
+        if self.state.global_step >= self.state.max_steps:  # resumed from the last checkpoint
+            self.control.should_training_stop = True
+            return [], None
         batches: list[list[PromptPair]] = [batch["pairs"] for batch in islice(epoch_iterator, num_batches)]
         if not batches:
             return [], None
@@ -156,7 +159,8 @@ class OPASDTrainer(Trainer):
         """The micro-batch's part of the minibatch's loss."""
         rollouts, objective = inputs["rollouts"], self.config.objective
         if self._scorer is None:
-            self._scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
+            with torch.random.fork_rng():  # dropout in its probe must not move a resumed run's random numbers
+                self._scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
         scorer, query = self._scorer, objective.attention.query
         with self.window.timed("teacher"), self.teacher.judging():
             teacher, teacher_head = scorer(rollouts, "teacher", query=query), scorer.head
@@ -191,6 +195,8 @@ class OPASDTrainer(Trainer):
 
     def drop_spoiled_gradients(self) -> None:
         """Before the optimizer: a window with NaN in it leaves no trace but a count."""
+        if self.accelerator.scaler is not None and not self.window.spoiled:
+            return  # float16's loss scaler looks for overflow itself, and skips such a step as a matter of course
         gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
         finite = all(torch.stack([gradient.isfinite().all() for gradient in gradients]).tolist())
         if self.total(self.window.spoiled or not finite) == 0:
@@ -216,7 +222,7 @@ class OPASDTrainer(Trainer):
         """Add the step's own metrics to what Trainer logs for it, and keep them in metrics.jsonl."""
         if "grad_norm" in logs:
             rows = {f"prompts/{name}": count for name, count in self.prompt_report.to_dict().items()}
-            logs = {**self.window.finish(self.accelerator, logs), **rows, "epoch": logs.get("epoch", 0.0)}
+            logs = {**self.window.finish(self.accelerator, logs), **rows, "epoch": self.state.epoch or 0.0}
             if self.is_world_process_zero():
                 self.metrics_file.append({"step": self.state.global_step, **logs})
         super().log(logs, *args, **kwargs)
@@ -246,11 +252,12 @@ class OPASDTrainer(Trainer):
         assert isinstance(self.processing_class, PreTrainedTokenizerBase)
         return str(self.processing_class.decode(list(ids), skip_special_tokens=True))
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Answer the validation sets with the current weights; Avg@k and lengths of each."""
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Answer the validation sets, or the given ones, with the current weights; Avg@k and lengths of each."""
         settings, metrics = self.config.validation, {}
+        sets = self.validation_sets if eval_dataset is None else _named_sets(eval_dataset)
         assert isinstance(self.processing_class, PreTrainedTokenizerBase)
-        for name, problems in self.validation_sets.items():
+        for name, problems in sets.items():
             mine = problems[self.accelerator.process_index :: self.accelerator.num_processes]
             found = answer(
                 mine, self.engine, self.builder, self.processing_class, settings.sampling,
@@ -302,11 +309,16 @@ class OPASDTrainer(Trainer):
         if (copies := Path(resume_from_checkpoint) / _TEACHER).exists():
             self.teacher.load_state_dict(load_file(copies))
 
+    def has_begun(self) -> bool:
+        """Whether the output folder has a run in it: a step, samples of one, or a checkpoint."""
+        stepped = any("grad_norm" in row for row in self.metrics_file)
+        return stepped or self.samples_file.path.exists() or bool(checkpoints(self.folder))
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the newest checkpoint of the output folder.
 
         A run that was killed before its first checkpoint begins anew. A folder with a run in it is not overwritten."""
-        began = self.metrics_file.path.exists() or bool(checkpoints(self.folder))
+        began = self.has_begun()
         if began and not resume_from_checkpoint:
             raise ConfigError(f"{self.folder} already has a run in it; resume it, or choose another output_dir")
         if not began and resume_from_checkpoint is True:
@@ -314,9 +326,12 @@ class OPASDTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(newest[0]) if (newest := checkpoints(self.folder)[-1:]) else None
         if began and self.is_world_process_zero():
-            step = int(str(resume_from_checkpoint).rsplit("-", 1)[-1]) if resume_from_checkpoint else 0
+            # Begun anew, a run also validates anew at its start.
+            step = int(Path(resume_from_checkpoint).name.rsplit("-", 1)[-1]) if resume_from_checkpoint else -1
             self.metrics_file.rewind(step)
             self.samples_file.rewind(step)
+        if resume_from_checkpoint:
+            self.args.eval_on_start = False
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
 
@@ -344,6 +359,17 @@ class _StepCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         self.trainer.teacher.after_step(state.global_step)
+        return self._stop_if_asked(control)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self._stop_if_asked(control)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # a resumed run's own intervals, not its checkpoint's
+
+    def _stop_if_asked(self, control: TrainerControl) -> TrainerControl:
         if self.trainer.total(self.trainer.stop_requested) > 0:
             control.should_save = control.should_training_stop = True
         return control
@@ -375,12 +401,20 @@ def _split(rollouts: list[Rollout], parts: int) -> list[list[Rollout]]:
     return [ordered[start:end] for start, end in pairwise(bounds)]
 
 
+def _problems(dataset: Problems, on_bad_row: BadRow = "stop") -> list[Problem]:
+    """Problems as they are; rows checked and mapped with the defaults."""
+    rows = list(dataset)
+    if all(isinstance(row, Problem) and row.id for row in rows):
+        return cast("list[Problem]", rows)
+    return list(load_problems(rows, DataConfig(on_bad_row=on_bad_row)))
+
+
 def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, list[Problem]]:
     if eval_dataset is None:
         return {}
     if isinstance(eval_dataset, Mapping):
-        return {str(name): list(load_problems(problems)) for name, problems in eval_dataset.items()}
-    return {"validation": list(load_problems(eval_dataset))}
+        return {str(name): _problems(problems) for name, problems in eval_dataset.items()}
+    return {"validation": _problems(eval_dataset)}
 
 
 def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: bool) -> None:
@@ -395,4 +429,6 @@ def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: boo
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     if has_validation and config.validation.every:
         args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, config.validation.every
-        args.eval_on_start = config.validation.at_start
+    args.eval_on_start = has_validation and config.validation.at_start
+    if args.load_best_model_at_end:
+        raise ConfigError("load_best_model_at_end is not supported; choose among the checkpoints by metrics.jsonl")

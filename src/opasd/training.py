@@ -1,6 +1,5 @@
 """A whole run from its configuration: load model and problems, train, write the result and its card."""
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -52,7 +52,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     if trainer.is_world_process_zero():
         check_disk(folder, checkpoint_bytes(model))
     with _stopping_on_signals(trainer):
-        trainer.train(resume or None)
+        trainer.train((resume and trainer.has_begun()) or None)
     if trainer.state.global_step < config.train.max_steps:
         return "stopped"
     save(trainer, config, folder / "final")
@@ -62,6 +62,10 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
 
 def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
     """The adapter or model, its tokenizer, and a card with the configuration and what was measured."""
+    if config.model.name_or_path == LAB and isinstance(trainer.student, PeftModel):
+        # The embedded model's folder is another one on another machine.
+        for adapter in trainer.student.peft_config.values():
+            adapter.base_model_name_or_path = LAB
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
         rows = list(Records(trainer.metrics_file.path))
@@ -80,10 +84,16 @@ def merge(adapter: Path, output: Path) -> None:
     base = PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
     if not base:
         raise ConfigError(f"{adapter}/adapter_config.json does not name the base model; add base_model_name_or_path")
-    model = load_model(ModelConfig(name_or_path=base, dtype="auto"))
-    merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
-    merged.save_pretrained(str(output))
-    AutoTokenizer.from_pretrained(str(adapter)).save_pretrained(str(output))
+    config = ModelConfig(name_or_path=base)
+    with _told_clearly("adapter", ModelConfig(name_or_path=str(adapter))):
+        has_tokenizer = (adapter / "tokenizer_config.json").exists()
+        tokenizer = AutoTokenizer.from_pretrained(str(adapter)) if has_tokenizer else load_tokenizer(config)
+        merged = PeftModel.from_pretrained(load_model(config), str(adapter)).merge_and_unload(safe_merge=True)
+    try:
+        merged.save_pretrained(str(output))
+        tokenizer.save_pretrained(str(output))
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error}") from error
 
 
 def model_source(config: ModelConfig) -> str:
@@ -180,7 +190,7 @@ def _told_clearly(what: str, config: ModelConfig) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,18 @@ def test_sigterm_ends_with_75_and_the_run_resumes(place):
     assert (place / "runs" / "stopped" / f"checkpoint-{done}").is_dir()
 
 
+def test_a_run_killed_before_its_first_step_resumes(place):
+    assert opasd(place, "train", "tiny.yaml", "--name", "early").returncode == 0
+    run = place / "runs" / "early"
+    for path in [*run.glob("checkpoint-*"), run / "final"]:
+        shutil.rmtree(path)
+    (run / "metrics.jsonl").unlink()
+    (run / "samples.jsonl").unlink()
+    again = opasd(place, "train", "--resume", "runs/early")
+    assert again.returncode == 0, again.stderr
+    assert [row["step"] for row in Records(run / "metrics.jsonl")] == [1, 2, 3]
+
+
 def test_two_processes(place):
     run = opasd(place, "train", "tiny.yaml", "--name", "two", "--num-processes", "2",
                 "--train.gradient-accumulation-steps", "2")  # fmt: skip
@@ -115,7 +128,8 @@ def test_two_processes(place):
     ],
 )
 def test_mistakes_end_with_2_and_no_traceback(place, words, message):
-    run = opasd(place, "train", "tiny.yaml", "--name", f"mistake-{abs(hash(message))}", *words)
+    run = opasd(place, "train", "tiny.yaml", "--name", "mistake", *words)
     assert run.returncode == 2, run.stderr
     assert message in run.stderr
     assert "Traceback" not in run.stderr
+    assert not (place / "runs" / "mistake").exists()  # the corrected command may use the name

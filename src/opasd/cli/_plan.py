@@ -65,7 +65,7 @@ def arithmetic(config: RunConfig, processes: int, problems: int | None = None) -
         "longest_teacher_sequence": prompts.max_teacher_tokens + rollout.max_new_tokens,
         "checkpoints": -(-train.max_steps // train.save_steps),
         "checkpoints_kept": min(-(-train.max_steps // train.save_steps), train.save_total_limit or 10**9),
-        "validations": 0 if not every else train.max_steps // every + config.validation.at_start,
+        "validations": (-(-train.max_steps // every) if every else 0) + config.validation.at_start,
     }
 
 

@@ -21,7 +21,10 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"{folder} exists and is not overwritten; give another --output")
     from opasd import demo
 
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder}: {error.strerror}; give another --output") from error
     steps = options.steps or (6 if options.quick else None)
     demo.run(folder, seed=options.seed, steps=steps, problems=options.problems or (300 if options.quick else 1200))
     sys.stdout.flush()

@@ -6,6 +6,7 @@ environment, metrics, samples, checkpoints and, in `final`, the result.
 
 import os
 import shlex
+import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ HARMLESS = (
     "saved_samples", "validation.every", "objective.token.chunk_tokens", "objective.attention.chunk_queries",
 )  # fmt: skip
 """What may change when a run is continued: nothing that alters what the same step computes."""
+
+
+_TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
+"""What a run leaves as soon as it has done something."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,13 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
             path = heard
         from opasd import training
 
-        outcome = training.train(config, path, resume=earlier is not None)
+        try:
+            outcome = training.train(config, path, resume=earlier is not None)
+        except OpasdError:
+            # A mistake found before the first step must not use the name up; other processes may still look into it.
+            if processes.world == 1 and earlier is None and not any(list(path.glob(trace)) for trace in _TRACES):
+                shutil.rmtree(path, ignore_errors=True)
+            raise
     if not processes.first:
         return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
     if outcome == "stopped":
