@@ -2,7 +2,7 @@
 
 import json
 
-from opasd import demo
+from opasd import demo, training
 
 
 def test_the_demo_trains_compares_and_writes(tmp_path, capsys):
@@ -18,3 +18,10 @@ def test_the_demo_trains_compares_and_writes(tmp_path, capsys):
     assert page.count("<svg") == 4
     assert "attention/divergence" in (tmp_path / "opasd" / "metrics.jsonl").read_text()
     assert "attention/divergence" not in (tmp_path / "opsd" / "metrics.jsonl").read_text()
+    # The adapter names its base in a way that holds on another machine.
+    assert (
+        json.loads((tmp_path / "opasd" / "final" / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == "lab"
+    )
+    training.merge(tmp_path / "opasd" / "final", tmp_path / "merged")
+    assert (tmp_path / "merged" / "model.safetensors").exists()

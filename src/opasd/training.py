@@ -1,5 +1,6 @@
 """A whole run from its configuration: load model and problems, train, write the result and its card."""
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,12 +63,13 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
 
 def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
     """The adapter or model, its tokenizer, and a card with the configuration and what was measured."""
-    if config.model.name_or_path == LAB and isinstance(trainer.student, PeftModel):
-        # The embedded model's folder is another one on another machine.
-        for adapter in trainer.student.peft_config.values():
-            adapter.base_model_name_or_path = LAB
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
+        described = output / "adapter_config.json"
+        if config.model.name_or_path == LAB and described.exists():
+            # The embedded model's folder is another one on another machine.
+            values = json.loads(described.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
+            described.write_text(json.dumps(values, indent=2), encoding="utf-8")
         rows = list(Records(trainer.metrics_file.path))
         (output / "README.md").write_text(model_card(config, rows), encoding="utf-8")
 
