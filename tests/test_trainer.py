@@ -85,7 +85,7 @@ def test_accumulation_changes_nothing(tmp_path):
 
 
 DISTRIBUTED = """
-import sys, torch
+import os, sys, torch
 from pathlib import Path
 from tests.test_trainer import first_gradient
 torch.set_num_threads(1)
@@ -94,6 +94,8 @@ found, trainer = first_gradient(Path(sys.argv[1]), per_device_train_batch_size=2
 if trainer.is_world_process_zero():
     torch.save(found, sys.argv[1] + "/gradient.pt")
 trainer.accelerator.end_training()
+sys.stderr.flush()
+os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
 """
 
 
