@@ -4,16 +4,28 @@
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
+VLLM    := .venv-vllm
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-vllm test-browser check format bench clean
 
 demo: $(READY)
 	$(BIN)/opasd demo
 
 test: check
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not vllm"
+
+# Real vLLM on the CPU, in an environment of its own; ends with its speed beside that of transformers.
+test-vllm: $(VLLM)/.ready
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python benchmarks/engines.py
+
+# The report and the attention viewer in a real browser; installs Debian's chromium and playwright where they are missing.
+test-browser: $(READY)
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -qqy --no-install-recommends chromium)
+	$(BIN)/python -m pip install --quiet --editable ".[dev,browser]"
+	$(BIN)/pytest -m browser tests/browser
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -29,6 +41,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/attention_loss.py
 	$(BIN)/python benchmarks/token_loss.py
+	$(BIN)/python benchmarks/evaluation.py
 
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
@@ -36,5 +49,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
+# `vllm serve` asks for a distribution called vllm; triton and torchvision, where something brought them along, break it.
+$(VLLM)/.ready: pyproject.toml constraints.txt constraints-vllm.txt tests/vllm/name.py
+	python3 -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-timeout
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchvision triton
+	$(VLLM)/bin/python tests/vllm/name.py
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(VLLM) dist build

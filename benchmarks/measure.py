@@ -1,14 +1,19 @@
-"""Peak memory and time of one computation, each in a process of its own so that nothing is left over from another."""
+"""Peak memory and time of one computation: on a CPU each in a process of its own, on a GPU by the device's clock."""
 
+import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import resource
+import shlex
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,3 +74,66 @@ def table(rows: list[tuple[str, dict[str, float]]], baseline: dict[str, float]) 
             f"{name:28s}{result['seconds']:10.2f}{result['seconds'] / baseline['seconds']:8.2f}"
             f"{result['bytes'] / 2**20:10.0f}{result['bytes'] / baseline['bytes']:8.3f}"
         )
+
+
+def on_gpu(step: Callable[[], object], *, seconds: float = 0.5, least: int = 5, most: int = 50) -> dict[str, float]:
+    """Median seconds of a call, and the most bytes one allocates beyond what was there.
+
+    Calls are queued one behind the other, as in training, and the device says when each was done: the host's own time
+    counts only where the device waits for it. Results are freed before the next call.
+    """
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    once = time.perf_counter() - start
+    extra = torch.cuda.max_memory_allocated() - before
+    repeats = max(least, min(most, int(seconds / once)))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    milliseconds = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+    return {"seconds": statistics.median(milliseconds) / 1e3, "bytes": extra}
+
+
+def conditions(seed: int) -> dict[str, Any]:
+    """What a figure must come with: the command, the versions, the machine, the seed."""
+    packages = ("torch", "triton", "transformers", "liger-kernel", "trl")
+    return {
+        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "seed": seed,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def gpu_heading(title: str, seed: int) -> dict[str, Any]:
+    """Print the title and the conditions; give the conditions."""
+    found = conditions(seed)
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    print(f"{title}\n{found['device']}, CUDA {found['cuda']}, Python {found['python']}; {versions}")
+    print(f"{found['command']} (seed {seed})\n", flush=True)
+    return found
+
+
+def save(path: str | None, found: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """The raw figures and their conditions, where a path was given."""
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(found | {"rows": rows}, indent=1) + "\n")

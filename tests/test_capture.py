@@ -23,7 +23,8 @@ def random_ids(rows=2, length=LENGTH, seed=1):
 def captured_rows(capture, row, start, stop):
     positions = torch.arange(stop - start)
     return [
-        attention_rows(layer.sequence(row, start, stop, slice(None)).detach(), positions) for layer in capture.layers
+        attention_rows(layer.batch([(row, start, stop)]).sequence(0, slice(None)).detach(), positions)
+        for layer in capture.layers
     ]
 
 
@@ -111,7 +112,7 @@ def attention_gradient(model, ids):
     model.train()
     with capture:
         model(input_ids=ids, use_cache=False)
-    rows = attention_rows(capture.layers[0].sequence(0, 0, LENGTH, slice(None)), torch.arange(LENGTH))
+    rows = attention_rows(capture.layers[0].batch([(0, 0, LENGTH)]).sequence(0, slice(None)), torch.arange(LENGTH))
     (rows * torch.linspace(0, 1, rows.numel()).view_as(rows)).sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -215,7 +216,7 @@ def test_low_precision_is_no_reason_to_refuse(family, dtype):
     run(capture, model, input_ids=random_ids())
     for row in range(2):
         capture.verify(row, 0, LENGTH)
-    assert capture.layers[0].query_BHTD.dtype == dtype
+    assert capture.layers[0].layer.query_BHND.dtype == dtype
 
 
 def test_a_compiled_model_is_refused():

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opasd import sources
-from opasd.config import ColumnConfig, DataConfig
+from opasd.config import ColumnConfig, DataConfig, RunConfig
 from opasd.data import DataReport, Problem, ProblemSet, iter_problems, load_problems
 from opasd.errors import DataError
 
@@ -906,3 +906,11 @@ def test_hash_seed_changes_nothing_and_nothing_heavy_is_imported() -> None:
     ]
     assert outputs[0] == outputs[1]
     assert outputs[0].splitlines()[1] == "set()"
+
+
+def test_rows_that_are_only_answered_need_no_solution() -> None:
+    config = DataConfig(columns=ColumnConfig(solution=None))
+    assert list(load_problems([{"problem": "q", "answer": 5}], config)) == [Problem("q", "", "5", "memory:1")]
+    assert Problem("q").solution == ""
+    with pytest.raises(ValueError, match="the teacher needs solutions"):
+        RunConfig(data=config)

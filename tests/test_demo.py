@@ -15,7 +15,11 @@ def test_the_demo_trains_compares_and_writes(tmp_path, capsys):
     assert results["problems"] == 12
     assert len(results["models"]["OPASD"]["correct"]) == 12
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count('class="plot"') >= 8
+    for part in ("lab test against first", 'id="viewer"', "attention-alignment", "sample-data"):
+        assert part in page
+    assert (tmp_path / "figures" / "rollout-accuracy.svg").exists()
+    assert (tmp_path / "opasd" / "config.yaml").exists()
     assert "attention/divergence" in (tmp_path / "opasd" / "metrics.jsonl").read_text()
     assert "attention/divergence" not in (tmp_path / "opsd" / "metrics.jsonl").read_text()
     # The adapter names its base in a way that holds on another machine.

@@ -31,9 +31,13 @@ class Texts:
     def __init__(self, *texts: str) -> None:
         self.texts = texts
 
-    def decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
-        assert skip_special_tokens
-        return self.texts[ids[0]]
+    all_special_ids = ()
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+        return [-1 for _ in tokens]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.texts[ids[0]] if ids[0] < len(self.texts) else "a prompt"
 
 
 @pytest.fixture(scope="module")
@@ -206,20 +210,25 @@ def test_peak_memory_is_in_bytes(window, accelerator):
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
-def answered(text: str, answer: str | None, tokens: int = 4, reason: FinishReason = "stop") -> Answer:
+def answered(
+    text: str, answer: str | None, tokens: int = 4, reason: FinishReason = "stop", problem: str = "p"
+) -> Answer:
     correct = None if answer is None else is_correct(text, answer)
-    return Answer("p", 0, (1,) * tokens, text, reason, correct)
+    return Answer(problem, 0, (1,) * tokens, text, reason, correct)
 
 
 def test_validation_by_hand(accelerator):
     rows = [
         answered(r"\boxed{5}", "5", 10),
         answered(r"\boxed{6}", "5", 20, "length"),
-        answered(r"\boxed{0.5}", r"\frac{1}{2}", 6),
-        answered("?", "5", 4),
+        answered(r"Wait, maybe \boxed{0.5}", r"\frac{1}{2}", 6, problem="q"),
+        answered(r"\boxed{0.5}", r"\frac{1}{2}", 4, problem="q"),
     ]
     assert validation_metrics("aime", rows, 2, accelerator) == {
-        "validation/aime/avg@2": 0.5,
+        "validation/aime/avg@2": 0.75,
+        "validation/aime/pass@1": 0.75,
+        "validation/aime/pass@2": 1.0,
+        "validation/aime/markers_per_1000": 50.0,
         "validation/aime/length_mean": 10,
         "validation/aime/truncated": 0.25,
     }

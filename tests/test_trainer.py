@@ -5,20 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from opasd.config import ObjectiveConfig
+from opasd.config import ObjectiveConfig, PromptConfig
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.objective import opasd_loss
+from opasd.prompts import PromptBuilder
 from opasd.records import Records
+from opasd.rollout import Rollout
 from opasd.scoring import Scorer
-from opasd.trainer import checkpoints
-from tests.training import METHOD, PROBLEMS, make_model, make_trainer
+from opasd.trainer import checkpoints, microbatches
+from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]
 CLOCKS = ("seconds/", "ms_per_processed_token", "memory/")
@@ -84,13 +89,51 @@ def test_accumulation_changes_nothing(tmp_path):
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
+def test_how_rollouts_share_a_forward_changes_nothing(tmp_path):
+    ways = [("padded", 16_384), ("padded", 1), ("padded", 400), ("packed", 16_384), ("packed", 400)]
+    found = [
+        first_gradient(tmp_path / f"{layout}{budget}", method={"layout": layout, "tokens_per_microbatch": budget})
+        for layout, budget in ways
+    ]
+    for gradients, _ in found[1:]:
+        for name, gradient in found[0][0].items():
+            torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-4)
+    readings = [rows(tmp_path / f"{layout}{budget}")[0] for layout, budget in ways]
+    for name in ("loss", "token/divergence", "attention/divergence", "attention/solution_mass", "grad_norm"):
+        assert [reading[name] for reading in readings] == pytest.approx([readings[0][name]] * len(ways), rel=1e-4)
+
+
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30), budget=st.integers(1, 200), packed=st.booleans())
+def test_microbatches_hold_every_rollout_once_and_keep_to_the_budget(lengths, budget, packed):
+    pair = PromptBuilder(TOKENIZER, PromptConfig()).pair(PROBLEMS[0])
+    rollouts = [Rollout(pair, (5,) * length, str(number)) for number, length in enumerate(lengths)]
+    groups = microbatches(rollouts, budget, packed=packed)
+    assert sorted(r.id for group in groups for r in group) == sorted(r.id for r in rollouts)
+    for group in groups:
+        sizes = [len(rollout.teacher_ids) for rollout in group]
+        assert len(group) == 1 or (sum(sizes) if packed else len(sizes) * max(sizes)) <= budget
+
+
+def test_a_model_that_cannot_be_packed_is_told_of_or_refused(tmp_path, caplog):
+    trainer = make_trainer(tmp_path / "auto", max_steps=1, method={"layout": "auto"})
+    scorer = Scorer(trainer.student, 0)
+    scorer._packing.append("its sequences would mix")
+    trainer.args = types.SimpleNamespace(device=torch.device("cuda"))  # only asked for its device's name
+    assert trainer._layout(scorer) == "padded"
+    assert "not packed: its sequences would mix" in caplog.text
+    trainer.config = trainer.config.model_copy(update={"layout": "packed"})
+    with pytest.raises(ConfigError, match="layout: packed, but its sequences would mix; use layout: auto"):
+        trainer._layout(scorer)
+
+
 DISTRIBUTED = """
 import os, sys, torch
 from pathlib import Path
 from tests.test_trainer import first_gradient
 torch.set_num_threads(1)
 steps = int(sys.argv[2])
-found, trainer = first_gradient(Path(sys.argv[1]), per_device_train_batch_size=2, gradient_accumulation_steps=steps)
+found, trainer = first_gradient(Path(sys.argv[1]), per_device_train_batch_size=2, gradient_accumulation_steps=steps,
+                                method={"tokens_per_microbatch": 500})
 if trainer.is_world_process_zero():
     torch.save(found, sys.argv[1] + "/gradient.pt")
 trainer.accelerator.end_training()

@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from opasd import training
-from opasd.config import RunConfig
+from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, DataError
 from opasd.records import Records
 from tests.training import PROBLEMS, TOKENIZER, make_model
@@ -85,7 +85,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from opasd import training
-from opasd.config import RunConfig
+from opasd.config import DataConfig, RunConfig
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
 print(training.train(config, Path(sys.argv[2]), resume=sys.argv[3] == "resume"))
 """
@@ -149,3 +149,16 @@ def test_a_broken_chat_template_is_told(place, tmp_path):
 def test_merging_what_is_no_adapter(tmp_path):
     with pytest.raises(ConfigError, match="is no adapter"):
         training.merge(tmp_path, tmp_path / "out")
+
+
+def test_the_embedded_task_has_splits_of_its_own_and_knows_nothing_else():
+    def ids(split, role="train"):
+        return [p.id for p in training.problems(DataConfig(source="lab", sample=3, split=split), role)]
+
+    assert all(name.startswith("lab-train-") for name in ids("train"))
+    assert all(name.startswith("lab-validation-") for name in ids("train", "validation"))
+    assert all(name.startswith("lab-test-") for name in ids("test", "validation"))
+    with pytest.raises(ConfigError, match="has the splits train, validation and test, got 'dev'"):
+        ids("dev")
+    with pytest.raises(ConfigError, match="knows no max_question_chars, revision; leave that out"):
+        training.problems(DataConfig(source="lab", revision="v1", max_question_chars=9), "train")

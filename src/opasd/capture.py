@@ -12,9 +12,9 @@ Shapes: B sequences, H query heads, K key heads, T positions, D head size.
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,9 +25,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from opasd.errors import CaptureError
-from opasd.losses.attention import LayerAttention, attention_heads
+from opasd.losses.attention import attention_heads
+from opasd.losses.layers import LayerAttention, LayerBatch
 from opasd.models import model_type, unwrap
 
+Place = tuple[int, int, int]
+"""A sequence's row of the batch, and where in it the sequence begins and ends."""
 Observer = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
 
 
@@ -35,25 +38,14 @@ Observer = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor, dict[str, Any]],
 class CapturedLayer:
     """One forward of one attention layer, for the whole batch."""
 
-    query_BHTD: Tensor
-    key_BKTD: Tensor
-    scaling: float
-    sliding_window: int | None
-    softcap: float | None
-    sinks_H: Tensor | None
+    layer: LayerBatch
+    """Queries and keys of all positions; it does not know yet where sequences stand."""
     evidence: tuple[Tensor, Tensor]
     """Values [B, K, T, D] and the layer's output [B, T, H, D] without dropout, to verify the capture on."""
 
-    def sequence(self, row: int, start: int, stop: int, queries: slice) -> LayerAttention:
-        """The layer's attention for one sequence of the batch; `queries` counts from the sequence's start."""
-        return LayerAttention(
-            self.query_BHTD[row, :, start:stop][:, queries],
-            self.key_BKTD[row, :, start:stop],
-            self.scaling,
-            self.sliding_window,
-            self.softcap,
-            self.sinks_H,
-        )
+    def batch(self, places: Sequence[Place]) -> LayerBatch:
+        """The layer with the sequences' places in it."""
+        return replace(self.layer, places=tuple(places))
 
 
 class AttentionCapture:
@@ -106,7 +98,7 @@ class AttentionCapture:
         self._stack.close()
         if error is None and torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters()):
             for layer in self.layers:
-                if not (layer.query_BHTD.requires_grad or layer.key_BKTD.requires_grad):
+                if not (layer.layer.query_BHND.requires_grad or layer.layer.key_BKND.requires_grad):
                     raise CaptureError(
                         f"no gradient reaches the queries and keys of the {model_type(self.model)} model's captured "
                         "attention layer, so the attention loss would train nothing; let LoRA target q_proj or k_proj"
@@ -127,15 +119,16 @@ class AttentionCapture:
                 "call the model with use_cache=False"
             )
         sinks_H = kwargs.get("s_aux")  # a weight: a teacher's is only swapped in while it judges
-        self._captured[module] = CapturedLayer(
+        layer = LayerBatch(
             query,
             key,
+            (),
             float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
             kwargs.get("sliding_window"),
             kwargs.get("softcap"),
             sinks_H if sinks_H is None or torch.is_grad_enabled() else sinks_H.detach(),
-            (value.detach(), output.detach()),
         )
+        self._captured[module] = CapturedLayer(layer, (value.detach(), output.detach()))
 
     def verify(self, row: int, start: int, stop: int) -> None:
         """Check that the captured attention of a sequence's last position gives what the model computed there.
@@ -145,7 +138,7 @@ class AttentionCapture:
         for layer in self.layers:
             value_BKTD, output_BTHD = layer.evidence
             last = stop - start - 1
-            role = layer.sequence(row, start, stop, slice(last, last + 1)).detach()
+            role = layer.batch([(row, start, stop)]).detach().sequence(0, slice(last, last + 1))
             heads_HTS = attention_heads(role, torch.tensor([last], device=role.query_HTD.device))
             repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
             value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)

@@ -18,8 +18,11 @@ Support = Literal["context", "problem", "response"]
 Query = Literal["predicting", "generated"]
 """Whose attention row belongs to step t: the position that predicts the token, or the token's own."""
 
-Impl = Literal["auto", "chunked", "reference"]
+Impl = Literal["auto", "fused", "chunked", "reference"]
 """`reference` is the definition in plain PyTorch; `chunked` is exact and never holds the whole matrix."""
+
+Layout = Literal["auto", "packed", "padded"]
+"""How rollouts share a forward."""
 
 BadRow = Literal["stop", "skip"]
 """What to do with a row that cannot be used."""
@@ -35,8 +38,8 @@ Role = Literal["student", "teacher"]
 TeacherUpdate = Literal["frozen", "ema", "live", "snapshot"]
 """Whose weights judge: the initial ones, a moving average of the student's, the student's own, or copies of them."""
 
-Engine = Literal["transformers"]
-"""What samples rollouts."""
+Engine = Literal["transformers", "vllm", "vllm_server"]
+"""What samples rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
 
 Adaptation = Literal["lora", "full", "qlora"]
 """What is trained: adapters, all weights, or adapters on a 4-bit base."""

@@ -1,8 +1,9 @@
 """The configuration: every field documented once, here; `--help` and the docs reuse the text. Imports no torch."""
 
 from typing import Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from opasd.choices import (
     Adaptation,
@@ -14,6 +15,7 @@ from opasd.choices import (
     Handling,
     Imitation,
     Impl,
+    Layout,
     NonFinite,
     Precision,
     Query,
@@ -33,8 +35,8 @@ class ColumnConfig(Section):
 
     question: str = "problem"
     """Column with the problem's text."""
-    solution: str = "solution"
-    """Column with the verified worked solution."""
+    solution: str | None = "solution"
+    """Column with the verified worked solution. Null: there is none, which is enough for answering but not to train."""
     answer: str | None = None
     """Column with the final answer, for grading. Unset: the column `answer` (or `Answer`) is used if there is one."""
 
@@ -189,15 +191,88 @@ class SamplingConfig(Section):
     """Longest completion."""
 
 
+class VLLMConfig(Section):
+    """vLLM in the training process, on the training device."""
+
+    memory_share: float = Field(default=0.3, gt=0, le=1)
+    """Share of the device's memory for its weights and cache; on a CPU, of the machine's."""
+    cache_bytes: int | None = Field(default=None, gt=0)
+    """Size of the cache. Unset: what the memory share leaves beside the weights."""
+    sleep: bool = True
+    """Give the memory back between rollouts, where the device can: weights move to the host, the cache is dropped."""
+    dtype: Precision = "auto"
+    """Number format of its weights; `auto` is the training model's."""
+    eager: bool = False
+    """Run without CUDA graphs: starts sooner, samples more slowly."""
+
+
+class ServersConfig(Section):
+    """vLLM servers, on this or other machines; each is used by one run at a time."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses, such as http://localhost:8000."""
+    adapter_dir: str | None = None
+    """Folder for the student's adapters that this process and all servers see under the same path. Unset: memory of
+    this machine, for servers on it."""
+    timeout: float = Field(default=1800, gt=0, allow_inf_nan=False)
+    """Seconds to wait for a completion."""
+    probe_timeout: float = Field(default=30, gt=0, allow_inf_nan=False)
+    """Seconds to wait for a connection, a sign of life, or an adapter to be loaded."""
+    retries: int = Field(default=5, ge=0)
+    """How often a completion, or a server that does not answer, is tried again."""
+    backoff: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Seconds before a server that failed is tried again; doubled each time."""
+    max_backoff: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Longest pause between two tries."""
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"got {url!r}; give addresses such as http://localhost:8000")
+        if len({url.rstrip("/") for url in urls}) < len(urls):
+            raise ValueError("the same address twice; give each server once")
+        return urls
+
+
+class DriftConfig(Section):
+    """A check that vLLM answers with the student's weights: log-probabilities of sampled tokens, its and ours."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between checks, the first step among them; 0 never checks."""
+    rollouts: int = Field(default=4, gt=0)
+    """Rollouts that are compared."""
+    tokens: int = Field(default=64, gt=0)
+    """First tokens of each that are compared."""
+    tolerance: float | None = Field(default=None, gt=0)
+    """Stop when the mean difference is larger. Unset: 0.001 in float32, 0.05 in formats of 16 bits."""
+
+
 class RolloutConfig(SamplingConfig):
     """How the student samples its trajectories."""
 
     engine: Engine = "transformers"
     """Engine that samples."""
+    max_model_len: int | None = Field(default=None, gt=1)
+    """Longest sequence of a vLLM engine. Unset: the longest prompt and completion, within the model's context."""
+    vllm: VLLMConfig = VLLMConfig()
+    """Settings of `engine: vllm`."""
+    servers: ServersConfig = ServersConfig()
+    """Settings of `engine: vllm_server`."""
+    drift: DriftConfig = DriftConfig()
+    """Check of a vLLM engine's weights."""
     rollouts_per_problem: int = Field(default=1, gt=0)
     """Trajectories for each problem of a batch."""
     max_batch: int = Field(default=256, gt=0)
     """Sequences generated side by side."""
+
+    @model_validator(mode="after")
+    def _servers_are_named(self) -> Self:
+        if self.engine == "vllm_server" and not self.servers.urls:
+            raise ValueError("engine: vllm_server needs servers.urls, such as [http://localhost:8000]")
+        return self
 
 
 class TeacherConfig(Section):
@@ -241,6 +316,11 @@ class OPASDConfig(Section):
     """What is learned."""
     validation: ValidationConfig = ValidationConfig()
     """Validation during training."""
+    layout: Layout = "auto"
+    """How rollouts share a forward: one after another in a row (`packed`) or `padded` to one length. `auto` packs on a
+    GPU wherever the model allows it."""
+    tokens_per_microbatch: int = Field(default=16_384, gt=0)
+    """Rollouts share a forward up to this many tokens, counted on the teacher's contexts; bounds memory."""
     save_samples_every: int = Field(default=10, ge=0)
     """Steps between records of sampled completions; 0 keeps none."""
     saved_samples: int = Field(default=8, gt=0)
@@ -284,9 +364,9 @@ class TrainConfig(Section):
     learning_rate: float = Field(default=5e-6, ge=0)
     """Learning rate of AdamW."""
     per_device_train_batch_size: int = Field(default=1, gt=0)
-    """Problems of a micro-batch on each process."""
+    """Problems drawn at a time on each process; memory is bounded by `tokens_per_microbatch`."""
     gradient_accumulation_steps: int = Field(default=64, gt=0)
-    """Micro-batches of an optimizer step; problems per step = batch size x accumulation x processes."""
+    """Draws of an optimizer step; problems per step = batch size x accumulation x processes."""
     lr_scheduler_type: str = "constant"
     """Schedule of the learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -301,6 +381,8 @@ class TrainConfig(Section):
     """Mixed precision in bfloat16, for weights kept in float32."""
     fp16: bool = False
     """Mixed precision in float16, for weights kept in float32."""
+    use_liger_kernel: bool | None = None
+    """Fused norms, rotary embeddings and activations of liger-kernel. Unset: on a GPU, if it is installed."""
     save_steps: int = Field(default=25, gt=0)
     """Steps between checkpoints."""
     save_total_limit: int | None = Field(default=3, gt=0)
@@ -328,6 +410,12 @@ class RunConfig(OPASDConfig):
     """Folder in which the run's own folder is made."""
     name: str | None = None
     """Name of the run's folder. Unset: the recipe's name and the time."""
+
+    @model_validator(mode="after")
+    def _training_needs_solutions(self) -> Self:
+        if self.data.columns.solution is None:
+            raise ValueError("data.columns.solution is null: the teacher needs solutions; name their column")
+        return self
 
     def method(self) -> OPASDConfig:
         """The part that `OPASDTrainer` takes."""

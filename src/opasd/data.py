@@ -34,10 +34,10 @@ _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question with a verified worked solution; `id` says where it came from."""
+    """A question with a verified worked solution, or "" where it is only to be answered; `id` says where it is from."""
 
     question: str
-    solution: str
+    solution: str = ""
     answer: str | None = None
     id: str = ""
 
@@ -150,7 +150,8 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         row = dataclasses.asdict(row)
     if not isinstance(row, Mapping):
         raise BadRow(None, f"is {_found(row)}, not an object with columns")
-    question, solution = _text(row, columns.question), _text(row, columns.solution)
+    question = _text(row, columns.question)
+    solution = "" if columns.solution is None else _text(row, columns.solution)
     if len(solution) > config.solution_limit:
         excess = f"has {len(solution)} characters, more than data.solution_limit {config.solution_limit}"
         raise BadRow(columns.solution, excess)

@@ -26,11 +26,12 @@ from opasd.evaluation.answers import Answer, answer
 from opasd.evaluation.statistics import Estimate, estimate, paired_difference
 from opasd.prompts import PromptBuilder
 from opasd.recipes import load_recipe
-from opasd.records import Records
-from opasd.report.charts import line_chart
-from opasd.report.page import answers as answer_cards
-from opasd.report.page import key, page, section, table
+from opasd.report.attend import attend
+from opasd.report.folders import Run, Sample, read_run
+from opasd.report.write import make
+from opasd.report.write import write as write_report
 from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.run import RunFolder
 from opasd.training import load_model, load_tokenizer, train
 
 METHODS = {"OPSD": "lab-opsd", "OPASD": "lab"}
@@ -77,10 +78,10 @@ def run(folder: Path, *, seed: int = 42, steps: int | None = None, problems: int
     for name, config in configs.items():
         target = folder / name.lower()
         say(f"{name}: {config.train.max_steps} steps of {_batch(config)} rollouts")
-        if train(config, target) == "stopped":
+        if train(RunFolder.create(config, target.name).config, target) == "stopped":
             raise KeyboardInterrupt
         scored.append(Scored(name, answers_of(config, target / "final", held_out)))
-    write(folder, scored, held_out, configs, seconds=time.monotonic() - began)
+    write(folder, scored, held_out, seconds=time.monotonic() - began)
     return scored
 
 
@@ -100,9 +101,7 @@ def answers_of(config: RunConfig, adapter: Path | None, held_out: Sequence[Probl
     return answer(held_out, engine, builder, tokenizer, settings.sampling, seed=settings.seed)
 
 
-def write(
-    folder: Path, scored: list[Scored], held_out: Sequence[Problem], configs: dict[str, RunConfig], *, seconds: float
-) -> None:
+def write(folder: Path, scored: list[Scored], held_out: Sequence[Problem], *, seconds: float) -> None:
     """results.json, the page, and the table on standard output."""
     rows = [one.row(scored[0]) for one in scored]
     widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
@@ -110,9 +109,34 @@ def write(
         cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(f"{cells.rstrip()}\n")
     (folder / "results.json").write_text(json.dumps(_results(scored, held_out), indent=1), encoding="utf-8")
-    report = folder / "report.html"
-    report.write_text(_page(folder, scored, held_out, configs, rows), encoding="utf-8")
+    report = write_report(make(_runs(folder, scored, held_out), title="opasd demo"), folder)
     say(f"{len(held_out)} held-out problems, one answer each; {seconds:.0f} s; the page: {report}")
+
+
+def _runs(folder: Path, scored: list[Scored], held_out: Sequence[Problem]) -> list[Run]:
+    """The base and the trained models as a report takes them, with one trajectory to look at."""
+    base, last = scored[0], scored[-1]
+    gained = [place for place, (old, new) in enumerate(zip(base.correct, last.correct, strict=True)) if new > old]
+    attend(str(folder / last.name.lower()), [(gained or [0])[0] + 1], sampler="before")
+    runs = [Run(base.name, folder, "evaluated"), *(read_run(folder / one.name.lower()) for one in scored[1:])]
+    for run, one in zip(runs, scored, strict=True):
+        run.name = one.name
+        run.samples += [
+            Sample(
+                dataset="lab test",
+                step=None,
+                problem=problem.id,
+                number=found.sample,
+                question=problem.question,
+                answer=problem.answer or "",
+                text=found.text,
+                tokens=len(found.ids),
+                correct=found.correct,
+                truncated=found.finish_reason == "length",
+            )
+            for problem, found in zip(held_out, one.answers, strict=True)
+        ]
+    return runs
 
 
 def _results(scored: list[Scored], held_out: Sequence[Problem]) -> dict[str, Any]:
@@ -129,51 +153,6 @@ def _results(scored: list[Scored], held_out: Sequence[Problem]) -> dict[str, Any
             for one in scored
         },
     }
-
-
-def _page(
-    folder: Path,
-    scored: list[Scored],
-    held_out: Sequence[Problem],
-    configs: dict[str, RunConfig],
-    rows: list[tuple[str, ...]],
-) -> str:
-    metrics = {name: list(Records(folder / name.lower() / "metrics.jsonl")) for name in configs}
-
-    def curve(column: str) -> dict[str, list[tuple[float, float]]]:
-        lines = {name: [(row["step"], row[column]) for row in rows if column in row] for name, rows in metrics.items()}
-        return {"base": [], **lines}
-
-    charts = [
-        line_chart("Accuracy of the rollouts", curve("rollout/accuracy")),
-        line_chart("Length of the rollouts (tokens)", curve("rollout/length_mean")),
-        line_chart("Attention divergence", curve("attention/divergence")),
-        line_chart("Token divergence", curve("token/divergence")),
-    ]
-    differing = [
-        index for index in range(len(held_out)) if len({one.answers[index].correct for one in scored}) > 1
-    ] or list(range(min(3, len(held_out))))
-    cards = [
-        answer_cards(
-            held_out[index].question,
-            {one.name: (one.answers[index].text, bool(one.answers[index].correct)) for one in scored},
-        )
-        for index in differing[:6]
-    ]
-    note = (
-        f"{len(held_out)} held-out problems, one answer each, temperature "
-        f"{configs['OPASD'].validation.sampling.temperature}. Intervals are 95 %, by bootstrap over problems; "
-        "differences are paired on the same problems."
-    )
-    return page(
-        "opasd demo",
-        "The embedded model before and after self-distillation on its own trajectories",
-        [
-            section("Results", table(HEADER, rows), f'<p class="soft">{note}</p>'),
-            section("Training", key([one.name for one in scored]), f'<div class="charts">{"".join(charts)}</div>'),
-            section("Some problems on which the answers differ", *cards),
-        ],
-    )
 
 
 def _config(recipe: str, folder: Path, seed: int, steps: int | None) -> RunConfig:

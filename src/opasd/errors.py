@@ -38,5 +38,9 @@ class CaptureError(OpasdError, RuntimeError):
     """A model whose attention or output head cannot be read off exactly."""
 
 
+class EngineError(OpasdError, RuntimeError):
+    """A rollout engine that cannot be reached, or that answers with other weights than the student's."""
+
+
 class NonFiniteError(OpasdError, FloatingPointError):
     """NaN or infinity in a model's output, with the rollout in which it appeared."""

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import nn
 
 from opasd.analysis.cost import CostModel
 from opasd.analysis.markers import count_markers
-from opasd.evaluation.answers import Answer
+from opasd.evaluation.answers import THINK, Answer, opens_thinking, readable
 from opasd.evaluation.grading import is_correct
+from opasd.evaluation.scores import pass_at_k
 from opasd.losses.objective import LossOutput
 from opasd.rollout import Rollout
 from opasd.rollout.engine import Completion
@@ -36,6 +37,7 @@ class Window:
         """Whether NaN appeared and the step is to be dropped."""
         self._cost: CostModel | None = None
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._sums: Counter[str] = Counter()
         self._rows: list[dict[str, Any]] = []
         self._verdicts: dict[str, bool | None] = {}
@@ -43,23 +45,33 @@ class Window:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the block's wall time to `part`; device work is waited for."""
-        start = now()
+        """Add the block's wall time to `part`."""
+        stop = self.clock(part)
         try:
             yield
         finally:
-            self._seconds[part] += now() - start
+            stop()
 
-    def add_seconds(self, part: str, seconds: float) -> None:
-        """Add time that was measured elsewhere."""
-        self._seconds[part] += seconds
+    def clock(self, part: str) -> Callable[[], None]:
+        """Start a clock for `part`; what stops it. A GPU's clock is read at the window's end, so none waits for it."""
+        if not torch.cuda.is_initialized():
+            begin = now()
+            return lambda: self._seconds.__setitem__(part, self._seconds[part] + now() - begin)
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+
+        def stop() -> None:
+            last.record()
+            self._events.append((part, first, last))
+
+        return stop
 
     def start(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
         """Note the window's rollouts, graded where their problem has an answer."""
         for rollout, completion in zip(rollouts, completions, strict=True):
-            text = tokenizer.decode(rollout.completion_ids, skip_special_tokens=True)
-            answer = rollout.pair.problem.answer
-            self._verdicts[rollout.id] = None if answer is None else is_correct(text, answer)
+            text, answer = readable(tokenizer, rollout.completion_ids), rollout.pair.problem.answer
+            opened = THINK if opens_thinking(tokenizer, rollout.pair.student_ids) else ""
+            self._verdicts[rollout.id] = None if answer is None else is_correct(opened + text, answer)
             self._rows.append(
                 {
                     "tokens": rollout.num_tokens,
@@ -78,6 +90,10 @@ class Window:
     def add(self, rollouts: list[Rollout], output: LossOutput) -> None:
         """Add a micro-batch's losses; its metrics are already its share of the minibatch's mean."""
         self._sums.update(output.metrics)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Add readings of this process; the step's are their mean over processes."""
+        self._sums.update(metrics)
 
     def finish(self, accelerator: Accelerator, logs: Mapping[str, float]) -> dict[str, float]:
         """The step's metrics over all processes; the window begins anew."""
@@ -107,6 +123,11 @@ class Window:
 
     def _parts(self) -> dict[str, float]:
         """Seconds of each part on this process; the update's are what of it is not the teacher's and the student's."""
+        if self._events:
+            torch.cuda.synchronize()
+        for part, first, last in self._events:
+            self._seconds[part] += first.elapsed_time(last) / 1000
+        self._events.clear()
         parts = {name: self._seconds[name] for name in _PARTS}
         parts["update"] = max(parts["update"] - parts["teacher"] - parts["student"], 0.0)
         return parts
@@ -131,6 +152,7 @@ class Window:
     def _reset(self) -> None:
         self.spoiled = False
         self._seconds.clear()
+        self._events.clear()
         self._sums.clear()
         self._rows.clear()
         self._verdicts.clear()
@@ -138,25 +160,35 @@ class Window:
 
 
 _PARTS = ("rollout", "teacher", "student", "update")
+now = time.perf_counter
 
 
 def validation_metrics(name: str, answers: list[Answer], samples: int, accelerator: Accelerator) -> dict[str, float]:
-    """Avg@k over the problems with an answer, length and truncation of one validation set over all processes."""
-    mine = [(found.correct, len(found.ids), found.finish_reason == "length") for found in answers]
+    """Avg@k and Pass@j for every j ≤ k over the problems with an answer, lengths and markers of one validation set."""
+    mine = [
+        (found.problem_id, found.correct, len(found.ids), found.finish_reason == "length",
+         count_markers(found.text).total())
+        for found in answers
+    ]  # fmt: skip
     gathered = gather_object(mine)
-    measured = {
-        f"avg@{samples}": [correct for correct, *_ in gathered if correct is not None],
-        "length_mean": [length for _, length, _ in gathered],
-        "truncated": [cut for *_, cut in gathered],
+    verdicts: dict[str, list[bool]] = {}
+    for problem, correct, *_ in gathered:
+        if correct is not None:
+            verdicts.setdefault(problem, []).append(correct)
+    tokens = [length for _, _, length, *_ in gathered]
+    measured: dict[str, list[float]] = {
+        f"avg@{samples}": [correct for several in verdicts.values() for correct in several],
+        "length_mean": tokens,
+        "truncated": [cut for *_, cut, _ in gathered],
+        "markers_per_1000": [1000 * sum(count for *_, count in gathered) / sum(tokens)] if sum(tokens) else [],
     }
+    if samples > 1:
+        measured |= {
+            f"pass@{k}": [pass_at_k(sum(several), len(several), k) for several in verdicts.values()]
+            for k in range(1, samples + 1)
+            if all(len(several) >= k for several in verdicts.values())
+        }
     return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
-
-
-def now() -> float:
-    """The clock, after the device has done what it was given."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _peak_memory() -> int:

@@ -53,7 +53,7 @@ class RunFolder:
         check_name(name)
         parent = Path(config.output_dir).expanduser()
         path = parent / name
-        config = _with_absolute_paths(config.model_copy(update={"name": name}))
+        config = with_absolute_paths(config.model_copy(update={"name": name}))
         files = {_CONFIG: write_yaml(config.model_dump()), "environment.json": _json(environment(command))}
         files |= repository(Path.cwd())
         staged = None
@@ -104,25 +104,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder while training; the operating system lets go of it when the process ends in any way."""
-        try:
-            file = open(self.path / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (the `with` below closes it)
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written to ({error.strerror}); check its rights") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                pid = file.read(20).strip() or "unknown"
-                raise ConfigError(
-                    f"run folder {self.path} in use by a live process (pid {pid}); wait for it or start another run"
-                ) from None
-            except OSError as error:
-                warnings.warn(f"{self.path}: this file system has no locks ({error.strerror})", stacklevel=3)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+        """Hold the folder while training."""
+        with hold(self.path, "run"):
             yield
 
     def in_use(self) -> bool:
@@ -135,6 +118,30 @@ class RunFolder:
         except OSError:
             return False
         return False
+
+
+@contextmanager
+def hold(path: Path, what: str) -> Iterator[None]:
+    """Hold the folder of one `what`; the operating system lets go of it when the process ends in any way."""
+    try:
+        file = open(path / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (the `with` below closes it)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written to ({error.strerror}); check its rights") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            pid = file.read(20).strip() or "unknown"
+            raise ConfigError(
+                f"{what} folder {path} in use by a live process (pid {pid}); wait for it or start another {what}"
+            ) from None
+        except OSError as error:
+            warnings.warn(f"{path}: this file system has no locks ({error.strerror})", stacklevel=4)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def run_name(recipe: str, now: time.struct_time | None = None) -> str:
@@ -212,7 +219,7 @@ def _exists(path: Path) -> ConfigError:
     )
 
 
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
+def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Local sources by their full path, so that the run can be continued from any directory."""
 
     def full(source: str) -> str:

@@ -6,16 +6,16 @@ for one position only. Its final hidden states and, if wanted, its last layers' 
 Sequences share a forward in one of three layouts, none of which needs a padding mask:
 
     padded    right-padded: a causal model never looks at what comes after, so the padding changes nothing before it
-    packed    one long row; position ids that start again keep sequences apart (not for hybrid stacks with a state)
+    packed    one long row and variable-length attention (`varlen`): no padding; not for stacks with a recurrent state
     single    one forward for each sequence
 
-Shapes: B sequences of a forward, T tokens of a rollout, E hidden size.
+Shapes: B rows of a forward, N positions of a row, T tokens of a rollout, E hidden size.
 """
 
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
-from opasd.capture import AttentionCapture, relative_error, tolerance
+from opasd import varlen
+from opasd.capture import AttentionCapture, Place, relative_error, tolerance
 from opasd.choices import Query, Role
 from opasd.errors import CaptureError, ConfigError
-from opasd.losses.attention import LayerAttention
+from opasd.losses.layers import LayerAttention, LayerBatch
 from opasd.losses.token import OutputHead
 from opasd.models import model_type, unwrap
 from opasd.rollout import Rollout
@@ -46,6 +47,46 @@ class Scores:
     """Whose attention rows these are."""
 
 
+@dataclass(frozen=True)
+class ScoreBatch(Sequence[Scores]):
+    """What one role says of the rollouts of one forward: their `Scores` in order, and all of them at once."""
+
+    hidden_BNE: Tensor
+    layers: tuple[LayerBatch, ...]
+    places: tuple[Place, ...]
+    starts: tuple[int, ...]
+    """Where in its sequence each rollout's first token stands."""
+    query: Query
+
+    @property
+    def hidden_TE(self) -> Tensor:
+        """The hidden states that predict all rollouts' tokens, one rollout after another."""
+        width = self.hidden_BNE.shape[1]
+        rows = [
+            torch.arange(row * width + begin + start - 1, row * width + end - 1)
+            for (row, begin, end), start in zip(self.places, self.starts, strict=True)
+        ]
+        index_T = torch.cat(rows) if rows else torch.empty(0, dtype=torch.long)
+        return self.hidden_BNE.flatten(0, 1).index_select(0, index_T.to(self.hidden_BNE.device, non_blocking=True))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Scores: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Scores]: ...
+    def __getitem__(self, index: int | slice) -> Scores | list[Scores]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        index = range(len(self))[index]
+        (row, begin, end), start = self.places[index], self.starts[index]
+        predicting = slice(start - 1, end - begin - 1)
+        queries = predicting if self.query == "predicting" else slice(start, end - begin)
+        layers = tuple(layer.sequence(index, queries) for layer in self.layers)
+        return Scores(self.hidden_BNE[row, begin:end][predicting], layers, self.query)
+
+
 class Scorer:
     """Reads one model in either role; the model is probed once, on construction.
 
@@ -58,7 +99,7 @@ class Scorer:
         parameters = inspect.signature(unwrap(model).forward).parameters
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._head_verified = False
-        self._packs = False
+        self._packing: list[str | None] = []
 
     @property
     def head(self) -> OutputHead:
@@ -70,10 +111,10 @@ class Scorer:
 
     def __call__(
         self, rollouts: Sequence[Rollout], role: Role, *, query: Query = "predicting", layout: Layout = "padded"
-    ) -> list[Scores]:
+    ) -> Sequence[Scores]:
         """Scores of each rollout, in order, under the gradient mode that is on."""
-        if layout == "packed":
-            self._check_packing()
+        if layout == "packed" and (reason := self.cannot_pack()):
+            raise ConfigError(f"{reason}; use layout: padded")
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
         starts = [len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True)]
         if layout == "single":
@@ -86,25 +127,18 @@ class Scorer:
 
     def _forward(
         self, sequences: list[tuple[int, ...]], starts: list[int], query: Query, *, packed: bool
-    ) -> list[Scores]:
+    ) -> ScoreBatch:
         inputs, places = pack(self.model, sequences) if packed else pad(self.model, sequences)
-        hidden_BTE, last_logits_BV, precision = self._run(inputs)
-        self._verify_head(hidden_BTE, last_logits_BV, precision)
-        captured = []
+        hidden_BNE, last_logits_BV, precision = self._run(inputs)
+        self._verify_head(hidden_BNE, last_logits_BV, precision)
+        layers: tuple[LayerBatch, ...] = ()
         if self.capture is not None:
             # The longest sequence reaches furthest; the last of a packed row has the most to leave out.
             for place in dict.fromkeys((max(places, key=lambda place: place[2] - place[1]), places[-1])):
                 self.capture.verify(*place)
-            captured = self.capture.layers
+            layers = tuple(layer.batch(places) for layer in self.capture.layers)
             self.capture.clear()
-        scores = []
-        for (row, begin, end), start in zip(places, starts, strict=True):
-            num_tokens = end - begin - start
-            predicting = slice(start - 1, start - 1 + num_tokens)
-            queries = predicting if query == "predicting" else slice(start, start + num_tokens)
-            layers = tuple(layer.sequence(row, begin, end, queries) for layer in captured)
-            scores.append(Scores(hidden_BTE[row, begin:end][predicting], layers, query))
-        return scores
+        return ScoreBatch(hidden_BNE, layers, tuple(places), tuple(starts), query)
 
     def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype]:
         """Final hidden states of all positions, the model's own logits of the last, and the precision of its head."""
@@ -148,27 +182,37 @@ class Scorer:
             )
         self._head_verified = True
 
-    def _check_packing(self) -> None:
-        """Refuse, once, a model in which packed sequences would influence one another."""
-        if self._packs:
-            return
+    def cannot_pack(self) -> str | None:
+        """Why packed sequences would influence one another in this model, found out once; None if they do not."""
+        if not self._packing:
+            self._packing.append(self._try_packing())
+        return self._packing[0]
+
+    def _try_packing(self) -> str | None:
         hybrid = self.capture is not None and self.capture.is_hybrid
         # What mixes tokens with a recurrence also has a short convolution over them.
         if hybrid or any(isinstance(module, nn.Conv1d) for module in unwrap(self.model).modules()):
-            raise ConfigError(
+            return (
                 f"packing is not exact for the hybrid {model_type(self.model)} model: its recurrent layers would carry "
-                "one sequence's state into the next; use layout: padded"
+                "one sequence's state into the next"
             )
+        before = unwrap(self.model).config._attn_implementation or "eager"
+        varlen.use(self.model)
         first, second = tuple(range(1, 12)), tuple(range(5, 14))
-        with torch.no_grad():
-            packed, _, precision = self._run(pack(self.model, [first, second])[0])
-            alone, *_ = self._run(pad(self.model, [second])[0])
+        try:
+            with torch.no_grad():
+                packed, _, precision = self._run(pack(self.model, [first, second])[0])
+                alone, *_ = self._run(pad(self.model, [second])[0])
+        except ConfigError as error:
+            varlen.stop(self.model, before)
+            return str(error)
         if relative_error(packed[0, len(first) :], alone[0]) > 4 * tolerance(alone.to(precision)):
-            raise ConfigError(
-                f"packed sequences influence one another in the {model_type(self.model)} model under this attention "
-                "implementation; use layout: padded"
+            varlen.stop(self.model, before)
+            return (
+                f"packed sequences influence one another in the {model_type(self.model)} model under "
+                f"attn_implementation {before!r}"
             )
-        self._packs = True
+        return None
 
 
 def _decoder(model: nn.Module) -> PreTrainedModel:
@@ -202,10 +246,6 @@ def output_head(model: nn.Module) -> OutputHead:
     )
 
 
-Place = tuple[int, int, int]
-"""A sequence's row of the batch, and where in it the sequence begins and ends."""
-
-
 def pad(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
     """The model's inputs for sequences padded on the right, and where each is."""
     longest = max(map(len, sequences))
@@ -217,12 +257,16 @@ def pad(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str,
 def pack(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
     """The model's inputs for sequences one after another in one row, and where each is."""
     base = unwrap(model)
+    lengths = [len(sequence) for sequence in sequences]
     ids = torch.tensor([[token for sequence in sequences for token in sequence]], device=base.device)
-    positions = torch.cat([torch.arange(len(sequence)) for sequence in sequences])[None].to(base.device)
-    # Made here and not in the model: some families (gpt-oss) forget the positions when they make their masks, and
-    # sequences would then see one another.
-    shape_only = torch.empty(*ids.shape, 1, dtype=base.dtype, device=base.device)
-    masks = create_masks_for_generate(base.config, shape_only, None, None, positions)
-    ends = torch.tensor([len(sequence) for sequence in sequences]).cumsum(0).tolist()
-    places = [(0, end - len(sequence), end) for end, sequence in zip(ends, sequences, strict=True)]
-    return {"input_ids": ids, "position_ids": positions, "attention_mask": masks}, places
+    positions = torch.cat([torch.arange(length) for length in lengths])[None].to(base.device)
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
+    if varlen.is_used(model):
+        inputs |= varlen.bounds(model, lengths)
+    else:
+        # Made here and not in the model: some families (gpt-oss) forget the positions when they make their masks, and
+        # sequences would then see one another.
+        shape_only = torch.empty(*ids.shape, 1, dtype=base.dtype, device=base.device)
+        inputs["attention_mask"] = create_masks_for_generate(base.config, shape_only, None, None, positions)
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    return inputs, [(0, end - length, end) for end, length in zip(ends, lengths, strict=True)]

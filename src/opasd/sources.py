@@ -143,14 +143,14 @@ def _folder_rows(folder: Path, config: DataConfig) -> Rows:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         yield from _saved_rows(folder, config)
         return
-    files = _files_by_split(folder)
+    files = files_by_split(folder)
     if not files:
         raise DataError(f"{folder}: no data file in this folder; put a {', '.join(_READERS)} file there")
     for file in _pick(files, config.split, folder):
         yield from _file_rows(file, file.relative_to(folder).as_posix(), config.columns)
 
 
-def _files_by_split(folder: Path) -> dict[str, list[Path]]:
+def files_by_split(folder: Path) -> dict[str, list[Path]]:
     """The folder's data files as the hub assigns them: by shard name, else by directory, else by file name."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and _reader(path))
     visible = [path for path in paths if path.name not in _NOT_DATA and not any(p.startswith(".") for p in path.parts)]
@@ -281,7 +281,7 @@ def _read_parquet(path: Path, columns: ColumnConfig) -> Numbered:
 
 def _wanted(names: Iterable[str], columns: ColumnConfig) -> list[str] | None:
     """The columns worth decoding; None, for all, if one is missing, so that the error can say which are there."""
-    needed = {columns.question, columns.solution} | ({columns.answer} if columns.answer else set())
+    needed = {column for column in (columns.question, columns.solution, columns.answer) if column}
     optional = set() if columns.answer else set(ANSWER_COLUMNS)
     return sorted(needed | optional & set(names)) if needed <= set(names) else None
 

@@ -11,7 +11,7 @@ that train beside adapters, such as biases, are not switched off with them and h
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from peft import PeftModel
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from opasd.config import TeacherConfig
 from opasd.errors import ConfigError
+from opasd.lora import AdapterSwitch
 
 
 class Teacher:
@@ -27,10 +28,12 @@ class Teacher:
     def __init__(self, model: nn.Module, config: TeacherConfig) -> None:
         self.model = model
         self.config = config
+        self._modules = list(model.modules())
+        self._switch = AdapterSwitch(model)
         self._copied: dict[str, nn.Parameter] = {}
         """The student's parameters of which the teacher has values of its own."""
         if config.update != "live":
-            with self._adapters_off():
+            with self._frozen_adapters():
                 self._copied = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._copies = {
             name: parameter.detach().to(dtype=self._dtype(parameter), copy=True)
@@ -40,18 +43,22 @@ class Teacher:
     @contextmanager
     def judging(self) -> Iterator[None]:
         """While entered, the model computes as the teacher: without gradients and without dropout."""
-        was_training = self.model.training
+        training = [module.training for module in self._modules]
         student = {name: parameter.data for name, parameter in self._copied.items()}
-        with torch.no_grad(), self._adapters_off():
+        adapters = self._switch.off() if self._adapters_off else nullcontext()
+        with torch.inference_mode(), adapters:
             try:
-                self.model.eval()
+                # Past `nn.Module.__setattr__`, which takes longer than everything else here.
+                for module in self._modules:
+                    module.__dict__["training"] = False
                 for name, parameter in self._copied.items():
                     parameter.data = self._copies[name].to(parameter.dtype)
                 yield
             finally:
                 for name, parameter in self._copied.items():
                     parameter.data = student[name]
-                self.model.train(was_training)
+                for module, was_training in zip(self._modules, training, strict=True):
+                    module.__dict__["training"] = was_training
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -82,11 +89,17 @@ class Teacher:
         wide = torch.promote_types(parameter.dtype, torch.float32)
         return wide if self.config.update == "ema" else parameter.dtype
 
+    @property
+    def _adapters_off(self) -> bool:
+        """Whether the teacher is the model without its adapters."""
+        return self.config.update == "frozen" and isinstance(self.model, PeftModel)
+
     @contextmanager
-    def _adapters_off(self) -> Iterator[None]:
-        """While entered, adapters are off if the teacher is the model without them."""
+    def _frozen_adapters(self) -> Iterator[None]:
+        """While entered, only what stays on without the adapters is marked as trained."""
         with ExitStack() as stack:
-            if self.config.update == "frozen" and isinstance(self.model, PeftModel):
+            if self._adapters_off:
+                assert isinstance(self.model, PeftModel)
                 stack.enter_context(warnings.catch_warnings())
                 # The copies answer for what stays on.
                 warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")

@@ -3,15 +3,16 @@
     sample a minibatch ─► roll out with the student ─► both roles read the same token ids ─► both losses ─► update
 
 One optimizer step is one window of gradient accumulation. Its rollouts are generated together, then sorted by length
-and split into the window's micro-batches. Everything else (optimizer, schedule, data order, distribution, trackers)
-is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
+and packed into micro-batches of so many tokens. Everything else (optimizer, schedule, data order, distribution,
+trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
 """
 
+import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,27 +33,33 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_utils import IntervalStrategy
+from transformers.utils.import_utils import is_liger_kernel_available
 
+from opasd import lora, varlen
 from opasd.choices import BadRow
 from opasd.config import DataConfig, OPASDConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
 from opasd.losses.objective import opasd_loss
-from opasd.metrics import Window, now, validation_metrics
+from opasd.metrics import Window, validation_metrics
 from opasd.models import unwrap
 from opasd.progress import Progress
 from opasd.prompts import PromptBuilder, PromptPair
 from opasd.records import Records
 from opasd.rollout import Rollout
+from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
-from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.scoring import Scorer
+from opasd.rollout.factory import computes_in_half, make_engine
+from opasd.rollout.serving import ServingEngine
+from opasd.scoring import Layout, Scorer
 from opasd.teacher import Teacher
 
 Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
 _TEACHER = "teacher.safetensors"
+_log = logging.getLogger(__name__)
 
 
 class OPASDTrainer(Trainer):
@@ -84,6 +91,8 @@ class OPASDTrainer(Trainer):
             raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
         if peft_config is not None:
             model = get_peft_model(unwrap(model), peft_config)
+        lora.speed_up(model)
+        _use_liger(model, args)
         self.config = config or OPASDConfig()
         self.builder = PromptBuilder(processing_class, self.config.prompts)
         pairs, self.prompt_report = self.builder.pairs(_problems(train_dataset, on_bad_row), on_bad_row=on_bad_row)
@@ -109,15 +118,22 @@ class OPASDTrainer(Trainer):
         self.add_callback(Progress())
         self.student = model
         self.teacher = Teacher(model, self.config.teacher)
-        self.engine = engine or TransformersEngine(
-            model, stop_ids(model, processing_class), self.config.rollout.max_batch
+        self.engine = engine or make_engine(
+            self.config.rollout,
+            model,
+            processing_class,
+            longest=self._longest_sample(),
+            process=self.accelerator.process_index,
+            processes=self.accelerator.num_processes,
         )
+        half = args.bf16 or args.fp16 or computes_in_half(self.config.rollout, model)
+        self.drift = DriftCheck(model, self.config.rollout.drift, half=half)
         self.folder = Path(str(args.output_dir))
         self.metrics_file = Records(self.folder / "metrics.jsonl")
         self.samples_file = Records(self.folder / "samples.jsonl")
         self.stop_requested = False
         """Set from a signal handler: the run saves a checkpoint after the current step and ends."""
-        self._scorer: Scorer | None = None
+        self._scoring: tuple[Scorer, Layout] | None = None
         self.window = Window(model, checkpointing=args.gradient_checkpointing)
         self._staging: Path | None = None
 
@@ -126,7 +142,7 @@ class OPASDTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The window's problems, rolled out together and split into micro-batches of similar length."""
+        """The window's problems, rolled out together."""
         if self.state.global_step >= self.state.max_steps:  # resumed from the last checkpoint
             self.control.should_training_stop = True
             return [], None
@@ -140,32 +156,44 @@ class OPASDTrainer(Trainer):
         count = self.total(sum(rollout.num_tokens > 0 for rollout in rollouts))
         # Gradients are averaged over processes, not summed.
         share = count / self.accelerator.num_processes
-        return [{"rollouts": part, "num_rollouts": max(share, 1e-9)} for part in _split(rollouts, len(batches))], None
+        # Trainer counts its batches; all the work is done at the last, where gradients are exchanged.
+        empty = [{"rollouts": [], "num_rollouts": 1.0} for _ in batches[1:]]
+        return [*empty, {"rollouts": rollouts, "num_rollouts": max(share, 1e-9)}], None
 
     def _roll_out(self, pairs: list[PromptPair]) -> tuple[list[Rollout], list[Completion]]:
         step, settings = self.state.global_step, self.config.rollout
         wanted = [(pair, number) for pair in pairs for number in range(settings.rollouts_per_problem)]
         seeds = [derive_seed(self.args.seed, step, pair.problem.id, number) for pair, number in wanted]
-        completions = self.engine.generate([pair.student_ids for pair, _ in wanted], settings, seeds)
+        prompts = [pair.student_ids for pair, _ in wanted]
+        if isinstance(self.engine, ServingEngine):
+            completions = self.engine.generate(prompts, settings, seeds, measured=self.drift.measured(step))
+            if (drift := self.drift(prompts, completions)) is not None:
+                self.window.note(drift.metrics())
+        else:
+            completions = self.engine.generate(prompts, settings, seeds)
         rollouts = [
             Rollout(pair, completion.ids, f"step {step + 1}, {pair.problem.id}, sample {number}")
             for (pair, number), completion in zip(wanted, completions, strict=True)
         ]
         return rollouts, completions
 
+    def _longest_sample(self) -> int:
+        limits = [self.config.rollout.max_new_tokens]
+        if self.validation_sets:
+            limits.append(self.config.validation.sampling.max_new_tokens)
+        return self.config.prompts.max_student_tokens + max(limits)
+
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor | tuple[Tensor, None]:
         """The micro-batch's part of the minibatch's loss."""
         rollouts, objective = inputs["rollouts"], self.config.objective
-        if self._scorer is None:
-            with torch.random.fork_rng():  # dropout in its probe must not move a resumed run's random numbers
-                self._scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
-        scorer, query = self._scorer, objective.attention.query
+        scorer, layout = self._scorer_of(model)
+        settings: dict[str, Any] = {"query": objective.attention.query, "layout": layout}
         with self.window.timed("teacher"), self.teacher.judging():
-            teacher, teacher_head = scorer(rollouts, "teacher", query=query), scorer.head
+            teacher, teacher_head = scorer(rollouts, "teacher", **settings), scorer.head
         with self.window.timed("student"):
-            student = scorer(rollouts, "student", query=query)
+            student = scorer(rollouts, "student", **settings)
             # The losses choose their own precision.
             with torch.autocast(self.args.device.type, enabled=False):
                 try:
@@ -179,9 +207,42 @@ class OPASDTrainer(Trainer):
         self.window.add(rollouts, output)
         return (output.loss, None) if return_outputs else output.loss
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of the window's micro-batches; processes exchange gradients at the last one."""
+        loss = torch.zeros((), device=self.args.device)
+        if not inputs["rollouts"]:
+            return loss
+        state, exchange = self.accelerator.gradient_state, self.accelerator.gradient_state.sync_gradients
         with self.window.timed("update"):  # what of it is not the teacher's and the student's: the backward
-            return super().training_step(*args, **kwargs)
+            _, layout = self._scorer_of(model)
+            parts = microbatches(inputs["rollouts"], self.config.tokens_per_microbatch, packed=layout == "packed")
+            for part in parts[:-1]:
+                state._set_sync_gradients(False)
+                with self.accelerator.no_sync(model):
+                    loss += super().training_step(model, inputs | {"rollouts": part}, *args, **kwargs)
+            state._set_sync_gradients(exchange)
+            loss += super().training_step(model, inputs | {"rollouts": parts[-1]}, *args, **kwargs)
+        return loss
+
+    def _scorer_of(self, model: nn.Module) -> tuple[Scorer, Layout]:
+        """What reads the model in both roles, and how rollouts share a forward; made at the first step."""
+        if self._scoring is None:
+            objective = self.config.objective
+            with torch.random.fork_rng():  # dropout in its probe must not move a resumed run's random numbers
+                scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
+                self._scoring = scorer, self._layout(scorer)
+        return self._scoring
+
+    def _layout(self, scorer: Scorer) -> Layout:
+        if self.config.layout == "padded" or (self.config.layout == "auto" and self.args.device.type == "cpu"):
+            return "padded"
+        if reason := scorer.cannot_pack():
+            if self.config.layout == "packed":
+                raise ConfigError(f"layout: packed, but {reason}; use layout: auto")
+            _log.warning("rollouts of a micro-batch are padded to one length, not packed: %s", reason)
+            return "padded"
+        _log.info("rollouts of a micro-batch are packed; attention by %s", varlen.kind(self.student))
+        return "packed"
 
     def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
         """Keep the offending rollouts; then stop, or drop the step: a loss of 0 that reaches every trained weight."""
@@ -309,6 +370,11 @@ class OPASDTrainer(Trainer):
         if (copies := Path(resume_from_checkpoint) / _TEACHER).exists():
             self.teacher.load_state_dict(load_file(copies))
 
+    def close(self) -> None:
+        """Let go of what the rollout engine holds beside the model; no more rollouts."""
+        if isinstance(self.engine, ServingEngine):
+            self.engine.close()
+
     def has_begun(self) -> bool:
         """Whether the output folder has a run in it: a step, samples of one, or a checkpoint."""
         stepped = any("grad_norm" in row for row in self.metrics_file)
@@ -346,14 +412,14 @@ class _StepCallback(TrainerCallback):
 
     def __init__(self, trainer: OPASDTrainer) -> None:
         self.trainer = trainer
-        self._optimizer_began = 0.0
+        self._stop_clock: Callable[[], None] = lambda: None
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.drop_spoiled_gradients()
-        self._optimizer_began = now()
+        self._stop_clock = self.trainer.window.clock("update")
 
     def on_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.window.add_seconds("update", now() - self._optimizer_began)
+        self._stop_clock()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -394,11 +460,21 @@ def _never_called(*_: Any, **__: Any) -> Tensor:
     raise AssertionError("compute_loss is overridden")
 
 
-def _split(rollouts: list[Rollout], parts: int) -> list[list[Rollout]]:
-    """Micro-batches of similar length: little padding in each, and the longest alone together."""
-    ordered = sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids))
-    bounds = [round(index * len(ordered) / parts) for index in range(parts + 1)]
-    return [ordered[start:end] for start, end in pairwise(bounds)]
+def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[list[Rollout]]:
+    """Rollouts in groups whose teacher contexts, the longer ones, hold at most `budget` tokens with any padding.
+
+    Ordered by length, so that little is padded; one rollout that is over the budget is a group of its own."""
+    groups: list[list[Rollout]] = []
+    tokens = 0
+    for rollout in sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids)):
+        length = len(rollout.teacher_ids)
+        if groups and (tokens + length if packed else (len(groups[-1]) + 1) * length) <= budget:
+            groups[-1].append(rollout)
+            tokens += length
+        else:
+            groups.append([rollout])
+            tokens = length
+    return groups
 
 
 def _problems(dataset: Problems, on_bad_row: BadRow = "stop") -> list[Problem]:
@@ -415,6 +491,16 @@ def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[
     if isinstance(eval_dataset, Mapping):
         return {str(name): _problems(problems) for name, problems in eval_dataset.items()}
     return {"validation": _problems(eval_dataset)}
+
+
+def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
+    """Fused norms, rotary embeddings and activations, where a GPU and liger-kernel are there. The losses are ours."""
+    if args.use_liger_kernel is False or args.device.type != "cuda" or not is_liger_kernel_available():
+        return
+    parts = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
+    others = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    apply_liger_kernel(model, parts | others | (args.liger_kernel_config or {}))
+    args.use_liger_kernel = False  # done; Trainer's own default would replace the model's forward as well
 
 
 def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: bool) -> None:

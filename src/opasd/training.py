@@ -52,8 +52,11 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     )
     if trainer.is_world_process_zero():
         check_disk(folder, checkpoint_bytes(model))
-    with _stopping_on_signals(trainer):
-        trainer.train((resume and trainer.has_begun()) or None)
+    try:
+        with _stopping_on_signals(trainer):
+            trainer.train((resume and trainer.has_begun()) or None)
+    finally:
+        trainer.close()
     if trainer.state.global_step < config.train.max_steps:
         return "stopped"
     save(trainer, config, folder / "final")
@@ -155,9 +158,16 @@ def problems(config: DataConfig, lab_split: Literal["train", "validation", "test
     """The problems of a data section; the embedded task's own split for `source: lab`."""
     if config.source != LAB:
         return list(load_problems(config=config))
-    from opasd.lab.task import make_problems
+    from opasd.lab.task import DEFAULT_PROBLEMS, make_problems
 
-    return make_problems(lab_split, config.sample or 4096, config.seed)
+    if config.split not in ("train", "validation", "test"):
+        raise ConfigError(f"data source lab has the splits train, validation and test, got {config.split!r}")
+    unused = config.model_dump(exclude={"source", "split", "sample", "seed", "on_bad_row"})
+    default = DataConfig().model_dump()
+    if odd := sorted(name for name, value in unused.items() if value != default[name]):
+        raise ConfigError(f"data source lab is made by code and knows no {', '.join(odd)}; leave that out")
+    split = lab_split if config.split == "train" else config.split
+    return make_problems(split, config.sample or DEFAULT_PROBLEMS, config.seed)
 
 
 def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:

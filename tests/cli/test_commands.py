@@ -20,11 +20,11 @@ from tests.cli.conftest import CommandLine
 def test_help_names_every_command_and_the_exit_codes(opasd: CommandLine, module: str) -> None:
     code, text, _ = opasd("--help", module=(module,))
     assert code == 0
-    for word in ("train", "validate", "recipes", "env", "merge", "75 stopped by a signal"):
+    for word in ("train", "validate", "recipes", "sweep", "env", "merge", "75 stopped by a signal"):
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["train", "validate", "recipes", "env", "merge"])
+@pytest.mark.parametrize("command", ["train", "validate", "recipes", "sweep", "env", "merge"])
 def test_every_command_has_help_without_torch(opasd: CommandLine, command: str) -> None:
     code, text, _ = opasd(command, "--help")
     assert code == 0
@@ -154,12 +154,14 @@ def test_a_mistake_in_a_process_of_its_own(opasd: CommandLine) -> None:
 
 def test_recipes_are_listed_shown_and_copied(opasd: CommandLine) -> None:
     _, text, _ = opasd("recipes")
-    assert [line.split()[0] for line in text.splitlines()] == recipe_names()
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  ")] == recipe_names()
     _, text, _ = opasd("recipes", "list", "--json")
     listed = {recipe["name"]: recipe for recipe in json.loads(text)}
-    assert listed["opasd-qwen3-1.7b"]["expects"]["trained"]["average"] == 34.02
+    assert listed["opasd-qwen3-1.7b"]["expects"]["avg@12"]["average"] == 34.02
     _, text, _ = opasd("recipes", "show", "opsd-qwen3-8b")
-    assert text == load_recipe("opsd-qwen3-8b").text
+    first, _, rest = text.partition("\n")
+    assert first == "# opsd-qwen3-8b extends opasd-qwen3-8b extends opasd-qwen3-1.7b"
+    assert rest == load_recipe("opsd-qwen3-8b").text
     for number, full in enumerate(([], ["--full"])):
         target = opasd.folder / f"mine{number}.yaml"
         assert opasd("recipes", "copy", "opsd-qwen3-8b", str(target), *full)[0] == 0

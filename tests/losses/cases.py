@@ -1,12 +1,13 @@
 """Random but reproducible inputs for the losses."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from opasd.alignment import Alignment
-from opasd.losses.attention import LayerAttention
+from opasd.losses.layers import LayerAttention, LayerBatch
 
 
 def make_alignment(
@@ -78,6 +79,40 @@ def make_layers(
         student, query_HTD=0.8 * student.query_HTD + 0.4 * draw(*student.query_HTD.shape), key_KSD=teacher_key
     )
     return to_leaf(student, dtype), to_leaf(teacher, dtype).detach()
+
+
+def make_batch(
+    alignments: Sequence[Alignment],
+    *,
+    packed: bool,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    window: int | None = None,
+    **shape: int,
+) -> tuple[LayerBatch, LayerBatch]:
+    """Rollouts in one forward with something else around them; positions lie before heads, as a model leaves them."""
+    parts = [make_layers(alignment, window=window, seed=i, **shape) for i, alignment in enumerate(alignments)]
+    roles = (
+        [(mine, a.student_query) for (mine, _), a in zip(parts, alignments, strict=True)],
+        [(theirs, a.teacher_query) for (_, theirs), a in zip(parts, alignments, strict=True)],
+    )
+    batches = []
+    for role in roles:
+        lengths = [layer.key_KSD.shape[1] for layer, _ in role]
+        if packed:
+            places = [(0, 2 + sum(lengths[:i]), 2 + sum(lengths[: i + 1])) for i in range(len(lengths))]
+        else:
+            places = [(i, 0, length) for i, length in enumerate(lengths)]
+        rows, positions = 1 + max(row for row, _, _ in places), 3 + max(end for _, _, end in places)
+        first = role[0][0]
+        query, key = (torch.randn(rows, positions, x.shape[0], x.shape[2], dtype=torch.float64)
+                      for x in (first.query_HTD, first.key_KSD))  # fmt: skip
+        for (row, begin, end), (layer, queries) in zip(places, role, strict=True):
+            query[row, begin + queries] = layer.query_HTD.detach().transpose(0, 1)
+            key[row, begin:end] = layer.key_KSD.detach().transpose(0, 1)
+        query, key = (x.to(device, dtype).transpose(1, 2).requires_grad_(not batches) for x in (query, key))
+        batches.append(LayerBatch(query, key, tuple(places), first.scaling, window))
+    return batches[0], batches[1]
 
 
 def to_leaf(layer: LayerAttention, dtype: torch.dtype) -> LayerAttention:

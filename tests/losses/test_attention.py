@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import exact_memory
-from opasd.losses.attention import attention_loss, attention_rows
+from opasd.losses.attention import attention_loss, attention_losses, attention_rows
 from opasd.losses.divergence import divergence
 from opasd.losses.projection import shuffle_permutation, target
-from tests.losses.cases import gradients, make_alignment, make_layers, relative_error, to_leaf
+from tests.losses.cases import gradients, make_alignment, make_batch, make_layers, relative_error, to_leaf
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("forward_kl", "reverse_kl", "jsd")
@@ -311,6 +311,62 @@ def test_shuffle_is_seeded_and_differs_from_redistribution():
     assert loss("shuffle", 1) != loss("shuffle", 2)
     assert loss("shuffle", 1) != loss("redistribute", 1)
     assert sorted(shuffle_permutation(alignment.in_prompt, 1).tolist()) == list(range(len(alignment.in_prompt)))
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_forward_of_many_rollouts_is_each_of_them(packed, impl):
+    alignments = [
+        make_alignment(tokens=5),
+        make_alignment(tokens=0),
+        make_alignment(problem=9, student_only=2, tokens=3, query="generated"),
+    ]
+    student, teacher = make_batch(alignments, packed=packed)
+    options = {"handling": "shuffle", "divergence": "reverse_kl", "impl": impl}
+    weights = torch.rand(8, dtype=torch.float64)
+    found = attention_losses(student, teacher, alignments, weights_T=weights, shuffle_seeds=[4, 5, 6], **options)
+    alone = [
+        attention_loss(
+            student.sequence(i, slice(int(first), int(first) + steps)),
+            teacher.sequence(i, slice(int(other), int(other) + steps)),
+            alignments[i],
+            weights_T=part,
+            shuffle_seed=seed,
+            **options,
+        )
+        for i, (first, other, steps, part, seed) in enumerate(
+            [(7, 12, 5, weights[:5], 4), (0, 0, 0, weights[:0], 5), (13, 16, 3, weights[5:], 6)]
+        )
+    ]
+    torch.testing.assert_close(found.loss, sum(output.loss for output in alone))
+    for name in found._fields[1:]:
+        assert torch.equal(getattr(found, name), torch.cat([getattr(output, name) for output in alone]))
+    mine = torch.autograd.grad(found.loss, [student.query_BHND, student.key_BKND])
+    theirs = torch.autograd.grad(sum(output.loss for output in alone), [student.query_BHND, student.key_BKND])
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    unweighted = attention_losses(student, teacher, alignments, **options)
+    first, second = unweighted.divergence_T.split([5, 3])
+    torch.testing.assert_close(unweighted.loss.detach(), first.mean() + second.mean())
+
+
+def test_queries_that_do_not_follow_one_another():
+    alignment = make_alignment(tokens=8)
+    student, teacher = make_batch([alignment], packed=True)
+    every = torch.arange(0, 8, 3)
+    sparse = replace(
+        alignment, student_query=alignment.student_query[every], teacher_query=alignment.teacher_query[every]
+    )
+    full = attention_losses(student, teacher, [alignment], impl="reference")
+    found = attention_losses(student, teacher, [sparse], impl="chunked")
+    torch.testing.assert_close(found.divergence_T, full.divergence_T[every])
+
+
+def test_as_many_alignments_as_sequences():
+    alignment = make_alignment(tokens=2)
+    student, teacher = make_batch([alignment], packed=True)
+    with pytest.raises(ValueError, match="2 alignments for 1 and 1 sequences"):
+        attention_losses(student, teacher, [alignment, alignment])
 
 
 MEMORY_SCRIPT = """

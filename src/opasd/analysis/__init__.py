@@ -1,0 +1,1 @@
+"""What a run's numbers and texts say: pure functions on plain rows."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError
+from opasd.lab.task import DEFAULT_PROBLEMS
 
 LAB = "lab"
-LAB_PROBLEMS = 4096
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab")
 """Trackers that are a package of the same name."""
 _HUB_MODEL = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
@@ -97,7 +97,7 @@ def _data(key: str, config: DataConfig) -> dict[str, Any]:
     source = config.source
     found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split, "problems": config.sample}
     if source == LAB:
-        return found | {"problems": config.sample or LAB_PROBLEMS}
+        return found | {"problems": config.sample or DEFAULT_PROBLEMS}
     path = Path(source).expanduser()
     if source and path.is_dir():
         found["kind"] = "folder"
@@ -122,6 +122,7 @@ def _combinations(config: RunConfig) -> Iterator[str]:
         yield "train.bf16 and train.fp16 are both true; keep one"
     if train.fp16 and model.dtype == "float16":
         yield "train.fp16 scales gradients of float32 weights, but model.dtype is float16; use model.dtype: float32"
+    yield from _engine(config)
     if model.adaptation == "qlora" and find_spec("bitsandbytes") is None:
         yield "model.adaptation: qlora needs bitsandbytes; pip install bitsandbytes, or use lora"
     if model.adaptation != "full" and not model.lora_target_modules:
@@ -131,6 +132,16 @@ def _combinations(config: RunConfig) -> Iterator[str]:
             yield f"train.report_to: {tracker} is not installed; pip install {tracker}, or leave it out"
     if train.extra:
         yield from _extra(train.extra, set(type(train).model_fields) - {"extra"})
+
+
+def _engine(config: RunConfig) -> Iterator[str]:
+    engine, adaptation = config.rollout.engine, config.model.adaptation
+    if engine == "vllm" and find_spec("vllm") is None:
+        yield "rollout.engine: vllm is not installed; pip install 'opasd[vllm]', or use transformers or vllm_server"
+    if engine != "transformers" and adaptation == "qlora":
+        yield f"rollout.engine: {engine} samples from the whole base, but qlora trains on a 4-bit one; use lora"
+    if engine == "vllm_server" and adaptation == "full":
+        yield "rollout.engine: vllm_server takes adapters only; use model.adaptation: lora, or rollout.engine: vllm"
 
 
 def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from opasd.run import versions
 
 NEEDED_FOR = {
     "bitsandbytes": "model.adaptation: qlora",
-    "vllm": "rollouts with vLLM",
+    "vllm": "rollout.engine: vllm",
     "flash-attn": "model.attn_implementation: flash_attention_2",
     "triton": "fused kernels (comes with torch for CUDA)",
     "deepspeed": "`accelerate launch` with DeepSpeed",

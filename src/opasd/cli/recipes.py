@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from opasd.errors import ConfigError
-from opasd.recipes import Recipe, load_recipe, recipe_names
+from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
 from opasd.recipes.reading import write_yaml
 
 
@@ -18,13 +18,14 @@ def run(args: list[str]) -> int:
     listing.add_argument("--json", action="store_true", help="print a JSON list")
     for action, about in (("show", "print a recipe"), ("copy", "write a recipe to a file that does not exist yet")):
         one = actions.add_parser(action, help=about)
-        one.add_argument("name", metavar="NAME", help=f"one of {', '.join(recipe_names())}")
+        one.add_argument("name", metavar="NAME", help="a recipe's name, or a file")
         one.add_argument("--full", action="store_true", help="every field, instead of what differs from the parent")
         if action == "copy":
             one.add_argument("to", metavar="TO", nargs="?", help="file or folder; unset: NAME.yaml here")
     options = parser.parse_args(args)
     if options.action == "show":
-        sys.stdout.write(_text(load_recipe(options.name), full=options.full))
+        recipe = load_recipe(options.name)
+        sys.stdout.write(f"# {' extends '.join((recipe.name, *recipe.parents))}\n" + _text(recipe, full=options.full))
     elif options.action == "copy":
         _copy(load_recipe(options.name), options.to, full=options.full)
     else:
@@ -35,18 +36,31 @@ def run(args: list[str]) -> int:
 def _list(*, as_json: bool) -> None:
     recipes = [load_recipe(name) for name in recipe_names()]
     if as_json:
-        rows = [{"name": r.name, "description": r.description, "expects": r.expects} for r in recipes]
+        rows = [
+            {"name": r.name, "group": r.group, "description": r.description, "extends": list(r.parents)}
+            | {"evaluate_only": r.evaluate_only, "expects": r.expects}
+            for r in recipes
+        ]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
     width = max(len(recipe.name) for recipe in recipes)
-    sys.stdout.write("".join(f"{recipe.name:<{width}}  {recipe.description}\n" for recipe in recipes))
+    parts = []
+    for group, about in GROUPS.items():
+        lines = (f"  {recipe.name:<{width}}  {recipe.description}\n" for recipe in recipes if recipe.group == group)
+        parts.append(f"{group}: {about}\n{''.join(lines)}")
+    sys.stdout.write("\n".join(parts))
 
 
 def _text(recipe: Recipe, *, full: bool) -> str:
     if not full:
         return recipe.text
-    about = {"description": recipe.description} | ({"expects": recipe.expects} if recipe.expects else {})
-    return write_yaml(about | recipe.config().model_dump())
+    about = {
+        "description": recipe.description,
+        "expects": recipe.expects,
+        "evaluate": recipe.evaluate,
+        "evaluate_only": recipe.evaluate_only,
+    }
+    return write_yaml({key: value for key, value in about.items() if value} | recipe.config().model_dump())
 
 
 def _copy(recipe: Recipe, to: str | None, *, full: bool) -> None:

@@ -27,8 +27,9 @@ from opasd.run import RunFolder, check_name, run_name
 HARMLESS = (
     "train.max_steps", "train.save_steps", "train.save_total_limit", "train.report_to", "save_samples_every",
     "saved_samples", "validation.every", "objective.token.chunk_tokens", "objective.attention.chunk_queries",
+    "rollout.servers", "rollout.drift", "rollout.vllm.memory_share", "rollout.vllm.cache_bytes", "rollout.vllm.sleep",
 )  # fmt: skip
-"""What may change when a run is continued: nothing that alters what the same step computes."""
+"""What may change when a run is continued, fields and whole sections: nothing that alters what a step computes."""
 
 
 _TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
@@ -57,6 +58,9 @@ def run(args: list[str]) -> int:
         if options.source is not None:
             raise ConfigError(f"{options.source}: --resume continues with the folder's own configuration; leave it out")
         check_changes(earlier.config, config)
+    if recipe.evaluate_only:
+        model = shlex.quote(config.model.name_or_path)
+        raise ConfigError(f"{recipe.name} is for evaluation, nothing is trained; use `opasd evaluate {model}`")
     count = options.num_processes
     if count is not None and count < 1:
         raise ConfigError(f"--num-processes: got {count}; give 1 or more")
@@ -124,7 +128,7 @@ def _folder(config: RunConfig, name: str, earlier: RunFolder | None, held: ExitS
 def check_changes(old: RunConfig, new: RunConfig) -> None:
     """Refuse to continue a run with a configuration under which its earlier steps would have been others."""
     changed = [".".join(path) for path, _ in leaves() if _at(old, path) != _at(new, path)]
-    if refused := [path for path in changed if path not in HARMLESS]:
+    if refused := [path for path in changed if not any(f"{path}.".startswith(f"{name}.") for name in HARMLESS)]:
         raise ConfigError(
             f"--resume with a changed {', '.join(refused)} would mix two runs; only {', '.join(HARMLESS)} may change. "
             "Start a new run for anything else"

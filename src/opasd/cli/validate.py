@@ -46,9 +46,12 @@ def run(args: list[str]) -> int:
     found = plan(config, count)
     if options.json:
         about = {"recipe": recipe.name, "description": recipe.description, "expects": recipe.expects}
+        about |= {"evaluate": recipe.evaluate, "evaluate_only": recipe.evaluate_only}
         sys.stdout.write(json.dumps(about | {"config": config.model_dump(mode="json")} | found, indent=2) + "\n")
         return USER_MISTAKE if found["errors"] else 0
     sys.stdout.write(_page(config, found))
+    if recipe.evaluate_only:
+        sys.stdout.write("# nothing is trained: the model is evaluated as it is\n")
     if found["errors"]:
         raise ConfigError("this cannot run:\n  " + "\n  ".join(found["errors"]))
     return 0

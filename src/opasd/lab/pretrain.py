@@ -83,7 +83,8 @@ def make_examples(tokenizer: "PreTrainedTokenizerFast", settings: Settings, rate
     learned = torch.zeros(len(lengths), width, dtype=torch.bool)
     row = 0
     for part_ids, part_learned, part_lengths in parts:
-        flat_ids, flat_learned = torch.tensor(part_ids, dtype=torch.int16), torch.tensor(part_learned).bool()
+        flat_ids = torch.frombuffer(part_ids, dtype=torch.int16)
+        flat_learned = torch.frombuffer(part_learned, dtype=torch.int8).bool()
         inside = torch.arange(width) < torch.tensor(part_lengths)[:, None]
         ids[row : row + len(part_lengths)][inside] = flat_ids
         learned[row : row + len(part_lengths)][inside] = flat_learned
@@ -115,37 +116,23 @@ def _encode_part(
 
 def train(model: "PreTrainedModel", examples: Examples, settings: Settings, device: torch.device) -> dict[str, Any]:
     """AdamW with warm-up and a cosine; the figures of the run."""
-    nn.Module.to(model, device).train()
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
-    assert head is not None
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=device.type == "cuda")
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step, settings))
+    step = _Step(model, settings, device)
     seen = trained = 0
     losses: list[tuple[int, float]] = []
     begin = time.perf_counter()
-    for step, rows in enumerate(_batches(len(examples.lengths), settings)):
-        width = int(examples.lengths[rows].max())
-        ids = examples.ids[rows, :width].to(device).long()
-        target = examples.learned[rows, 1:width].to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            # Right-padded and causal: the padding changes nothing before it, so no mask is needed.
-            hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][target]
-            logits = head(hidden)
-        loss = functional.cross_entropy(logits.float(), ids[:, 1:][target])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        scheduler.step()
-        seen += int(examples.lengths[rows].sum())
-        trained += len(logits)
-        if (step + 1) % 100 == 0 or step + 1 == settings.steps:
-            losses.append((step + 1, round(loss.item(), 4)))
-            if (step + 1) % 500 == 0 or step + 1 == settings.steps:
-                sys.stderr.write(f"step {step + 1}: loss {losses[-1][1]}, {time.perf_counter() - begin:.0f} s\n")
+    for number, halves in enumerate(_batches(examples.lengths, settings), 1):
+        learned = sum(int(examples.learned[rows].sum()) for rows, _ in halves)
+        loss = step(
+            [(examples.ids[rows, :width], examples.learned[rows, 1:width]) for rows, width in halves],
+            learned,
+            settings.learning_rate * _schedule(number - 1, settings),
+        )
+        seen += sum(int(examples.lengths[rows].sum()) for rows, _ in halves)
+        trained += learned
+        if number % 100 == 0 or number == settings.steps:
+            losses.append((number, round(loss.item(), 4)))
+            if number % 1000 == 0 or number == settings.steps:
+                sys.stderr.write(f"step {number}: loss {losses[-1][1]}, {time.perf_counter() - begin:.0f} s\n")
     last = [value for _, value in losses[-5:]]
     return {
         "tokens_read": seen,
@@ -156,14 +143,115 @@ def train(model: "PreTrainedModel", examples: Examples, settings: Settings, devi
     }
 
 
-def _batches(count: int, settings: Settings) -> Iterator[Tensor]:
+Half = tuple[Tensor, Tensor]
+"""Token ids [B, T] of some examples, and which of the tokens after the first are learned [B, T − 1]."""
+
+
+class _Step:
+    """One step of training. A model this small is bound by its launches: on a GPU the step is one CUDA graph."""
+
+    def __init__(self, model: "PreTrainedModel", settings: Settings, device: torch.device) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("lab_causal", _causal_attention)
+        nn.Module.to(model, device).train()
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        assert decoder is not None
+        assert head is not None
+        self.model, self.decoder, self.head, self.device = model, decoder, head, device
+        self.before = model.config._attn_implementation
+        self.rate = torch.zeros((), device=device)
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        on_gpu = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.98), fused=on_gpu, capturable=on_gpu)
+        self.halves: list[Half] = []
+        self.learned = torch.ones((), device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.loss = torch.zeros((), device=device)
+        self.calls = 0
+
+    def __call__(self, halves: Sequence[Half], learned: int, rate: float) -> Tensor:
+        if not self.halves:
+            self.halves = [(ids.to(self.device).long(), target.to(self.device)) for ids, target in halves]
+        for mine, given in zip(self.halves, halves, strict=True):
+            for kept, new in zip(mine, given, strict=True):
+                kept.copy_(new)
+        self.learned.fill_(learned)
+        self.rate.fill_(rate)
+        self.calls += 1
+        self.model.config._attn_implementation = "lab_causal"
+        try:
+            if self.device.type != "cuda":
+                self._run()
+            elif self.graph is not None:
+                self.graph.replay()
+            elif self.calls < 4:  # what is made once must be there before a graph is captured
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    self._run()
+                torch.cuda.current_stream().wait_stream(stream)
+            else:
+                self.graph = torch.cuda.CUDAGraph()
+                self.optimizer.zero_grad(set_to_none=True)
+                with torch.cuda.graph(self.graph):
+                    self._run()
+                self.graph.replay()
+        finally:
+            self.model.config._attn_implementation = self.before
+        return self.loss
+
+    def _run(self) -> None:
+        total = torch.zeros((), device=self.device)
+        for ids, target in self.halves:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                # A mask of four dimensions is taken as made already; the attention is causal without it.
+                made = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+                hidden = self.decoder(input_ids=ids, attention_mask=made, use_cache=False).last_hidden_state
+                logits = self.head(hidden[:, :-1])
+            every = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+            part = (every * target.flatten()).sum() / self.learned
+            part.backward()
+            total += part.detach()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.graph is None and self.device.type != "cuda")
+        self.loss.copy_(total)
+
+
+def _causal_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float | None = None, **__: Any
+) -> tuple[Tensor, None]:
+    # Right-padded and causal: the padding changes nothing before it.
+    grouped = query.shape[1] != key.shape[1]
+    output = functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor, int]]]:
+    """Rows of each step and the width they are cut to: so many of the shorter examples and of the longer, always.
+
+    Shapes that never change are what a graph needs, and two of them pad less than one."""
     generator = torch.Generator().manual_seed(settings.seed)
-    order = torch.empty(0, dtype=torch.long)
+    middle = int(lengths.float().quantile(0.5)) if len(lengths) else 0
+    groups = [(lengths <= middle).nonzero().flatten(), (lengths > middle).nonzero().flatten()]
+    counts = [round(settings.batch * len(group) / len(lengths)) for group in groups]
+    widths = [int(lengths[group].max()) for group in groups if len(group)]
+    orders = [torch.empty(0, dtype=torch.long) for _ in groups]
     for _ in range(settings.steps):
-        while len(order) < settings.batch:
-            order = torch.cat([order, torch.randperm(count, generator=generator)])
-        rows, order = order[: settings.batch], order[settings.batch :]
-        yield rows
+        drawn = []
+        for place, (group, count) in enumerate(zip(groups, counts, strict=True)):
+            if count == 0:
+                continue
+            while len(orders[place]) < count:
+                orders[place] = torch.cat([orders[place], group[torch.randperm(len(group), generator=generator)]])
+            drawn.append((orders[place][:count], widths[place]))
+            orders[place] = orders[place][count:]
+        yield drawn
 
 
 def _schedule(step: int, settings: Settings) -> float:

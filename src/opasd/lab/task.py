@@ -32,6 +32,8 @@ NAMES = (
     *("Leo", "Mia", "Ned", "Pam", "Ray", "Sue", "Tom", "Uma", "Val", "Zoe"),
 )
 ITEMS = ("apples", "cards", "coins", "pears", "shells", "stones")
+DEFAULT_PROBLEMS = 4096
+"""Problems of a split where a configuration does not say how many."""
 MAX_COUNT = 30
 """No count, right or on the way, is larger."""
 

@@ -7,7 +7,8 @@ For step t, with a role's query q_t and the keys k_j it may look at (softmax ove
     ℓ_t     = D(Ã_t^T, A_t^S)
 
 `reference` is that, written down; `chunked` is the same numbers and gradients a few query rows at a time: it never
-holds [H, T, S], and forms the gradient while a chunk's attention is there (saved for the backward pass: dq and dk).
+holds [H, T, S], and forms the gradient while a chunk's attention is there (saved for the backward pass: dq and dk);
+`fused` (`opasd.losses.fused.attention`) is the same in kernels for a GPU, for a whole forward's rollouts at once.
 
 With p = softmax rows of one step, m the student's mass on the support V, g = dD/dA_t^S (see `slope`), and
 c_j = g_j − Σ_V A^S g on V, 0 elsewhere:      ds_hj = p_hj (c_j − Σ_i p_hi c_i) / (H·m).
@@ -15,40 +16,32 @@ c_j = g_j − Σ_V A^S g on V, 0 elsewhere:      ds_hj = p_hj (c_j − Σ_i p_hi
 Shapes: H query heads, K key heads, T queries, S keys, D head size, J shared positions; C queries of a chunk.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+import functools
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from opasd.alignment import Alignment
 from opasd.choices import Divergence, Handling, Impl
-from opasd.losses import projection
+from opasd.errors import ConfigError
+from opasd.losses import fused, projection
+from opasd.losses.attention_chunked import Comparison, chunked, make_readings, usable, visible
 from opasd.losses.divergence import divergence as divergence_of
-from opasd.losses.divergence import entropy, slope, terms
+from opasd.losses.layers import LayerAttention, LayerBatch, rollout_layers
 from opasd.losses.precision import own_precision, wide
 
-
-@dataclass(frozen=True)
-class LayerAttention:
-    """What one attention layer of one role needs to give its attention rows for one rollout."""
-
-    query_HTD: Tensor
-    """Queries at the T query positions, after normalisation and rotary embedding."""
-    key_KSD: Tensor
-    """Keys at all positions of the sequence; H/K query heads share one key head."""
-    scaling: float
-    sliding_window: int | None = None
-    """A query at position i sees keys at positions i − window + 1 … i."""
-    softcap: float | None = None
-    """Scores s become cap·tanh(s/cap) before the softmax."""
-    sinks_H: Tensor | None = None
-    """One more logit in each head's softmax that no position receives."""
-
-    def detach(self) -> "LayerAttention":
-        sinks_H = None if self.sinks_H is None else self.sinks_H.detach()
-        return replace(self, query_HTD=self.query_HTD.detach(), key_KSD=self.key_KSD.detach(), sinks_H=sinks_H)
+__all__ = [
+    "AttentionLossOutput",
+    "LayerAttention",
+    "LayerBatch",
+    "attention_heads",
+    "attention_loss",
+    "attention_losses",
+    "attention_rows",
+]
 
 
 class AttentionLossOutput(NamedTuple):
@@ -64,7 +57,6 @@ class AttentionLossOutput(NamedTuple):
     teacher_entropy_T: Tensor
 
 
-@own_precision
 def attention_loss(
     student: LayerAttention,
     teacher: LayerAttention,
@@ -79,30 +71,111 @@ def attention_loss(
     chunk_queries: int = 128,
 ) -> AttentionLossOutput:
     """Attention loss of one layer and one rollout; `weights_T` defaults to 1/T, the rollout's mean."""
-    dtype = wide(student.query_HTD.dtype)
-    device = student.query_HTD.device
-    num_tokens = alignment.num_tokens
-    if weights_T is None:
-        weights_T = torch.full((num_tokens,), 1 / max(num_tokens, 1), dtype=dtype)
-    weights_T = weights_T.to(device, dtype)
-    permutation_J = None
-    if handling == "shuffle":
-        permutation_J = projection.shuffle_permutation(alignment.in_prompt, shuffle_seed).to(device)
-    compare = _Comparison(divergence, jsd_beta, handling, permutation_J)
-    if impl == "reference":
-        return _reference(student, teacher.detach(), alignment.to(device), compare, weights_T)
-    loss, readings_T5 = _ChunkedAttentionLoss.apply(
-        student.query_HTD,
-        student.key_KSD,
-        student.sinks_H,
-        student.detach(),
-        teacher.detach(),
-        alignment.to(torch.device("cpu")),
-        compare,
-        weights_T,
-        chunk_queries,
+    return attention_losses(
+        student.batch(),
+        teacher.batch(),
+        [alignment],
+        divergence=divergence,
+        jsd_beta=jsd_beta,
+        handling=handling,
+        shuffle_seeds=[shuffle_seed],
+        weights_T=weights_T,
+        impl=impl,
+        chunk_queries=chunk_queries,
     )
-    return AttentionLossOutput(loss, *readings_T5.unbind(-1))
+
+
+@own_precision
+def attention_losses(
+    student: LayerBatch,
+    teacher: LayerBatch,
+    alignments: Sequence[Alignment],
+    *,
+    divergence: Divergence = "jsd",
+    jsd_beta: float = 0.5,
+    handling: Handling = "project",
+    shuffle_seeds: Sequence[int] | None = None,
+    weights_T: Tensor | None = None,
+    impl: Impl = "auto",
+    chunk_queries: int = 128,
+) -> AttentionLossOutput:
+    """Attention loss of one layer and many rollouts of one forward, summed; the readings stand one after another.
+
+    `weights_T` are those of all rollouts' steps, one after another; 1/T of each rollout unless given. `shuffle_seeds`
+    has one seed for each rollout. Positions of an alignment count from its sequence's begin.
+    """
+    if not len(alignments) == len(student.places) == len(teacher.places):
+        raise ValueError(
+            f"{len(alignments)} alignments for {len(student.places)} and {len(teacher.places)} sequences; give one each"
+        )
+    if divergence == "jsd" and not 0 < jsd_beta < 1:
+        raise ValueError(f"jsd_beta must lie between 0 and 1, got {jsd_beta}")
+    seeds = shuffle_seeds or [0] * len(alignments)
+    if _wants_kernels(impl, student.query_BHND.device):
+        from opasd.losses.fused import attention as kernels
+        from opasd.losses.fused.attention_plan import read
+
+        rollouts = read(alignments)
+        reason = kernels.unsupported(student, teacher, rollouts)
+        if reason is None:
+            options = {"divergence": divergence, "jsd_beta": jsd_beta, "handling": handling}
+            loss, readings_5T = kernels.attention_losses(
+                student, teacher, rollouts, seeds=seeds, weights_T=weights_T, **options
+            )  # fmt: skip
+            return AttentionLossOutput(loss, *readings_5T.unbind())
+        _say_once(f"the attention loss has no kernel for {reason}; impl: chunked computes it")
+    device, dtype = student.query_BHND.device, wide(student.query_BHND.dtype)
+    alignments = [alignment.to("cpu") for alignment in alignments]
+    if weights_T is None:
+        means = [torch.full((n,), 1 / max(n, 1), dtype=dtype) for n in _lengths(alignments)]
+        weights_T = torch.cat([*means, torch.zeros(0, dtype=dtype)])
+    weights_T = weights_T.to(device, dtype)
+    outputs: list[AttentionLossOutput] = []
+    layers = rollout_layers(student, teacher, alignments)
+    rollouts = zip(layers, alignments, seeds, weights_T.split(_lengths(alignments)), strict=True)
+    for (mine, theirs), alignment, seed, weights in rollouts:
+        permutation_J = None
+        if handling == "shuffle":
+            permutation_J = projection.shuffle_permutation(alignment.in_prompt, seed).to(device)
+        compare = Comparison(divergence, jsd_beta, handling, permutation_J)
+        if impl == "reference":
+            outputs.append(_reference(mine, theirs.detach(), alignment.to(device), compare, weights))
+        else:
+            loss, readings_T5 = chunked(mine, theirs.detach(), alignment, compare, weights, chunk_queries)
+            outputs.append(AttentionLossOutput(loss, *readings_T5.unbind(-1)))
+    return _joined(outputs, student)
+
+
+def _lengths(alignments: Sequence[Alignment]) -> list[int]:
+    return [alignment.num_tokens for alignment in alignments]
+
+
+def _joined(outputs: Sequence[AttentionLossOutput], student: LayerBatch) -> AttentionLossOutput:
+    if len(outputs) == 1:
+        return outputs[0]
+    if not outputs:
+        zero = student.query_BHND.sum(dtype=wide(student.query_BHND.dtype)) * 0
+        return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in range(5)))
+    loss = torch.stack([output.loss for output in outputs]).sum()
+    return AttentionLossOutput(loss, *(torch.cat(columns) for columns in zip(*(o[1:] for o in outputs), strict=True)))
+
+
+def _wants_kernels(impl: Impl, device: torch.device) -> bool:
+    """On a GPU unless told otherwise, and in Triton's interpreter if told so."""
+    if impl not in ("auto", "fused") or (impl == "auto" and device.type != "cuda"):
+        return False
+    if impl == "fused" and not fused.available(device):
+        missing = "" if fused.installed() else " and Triton is not installed"
+        raise ConfigError(
+            f"impl: fused needs Triton and a CUDA GPU; the tensors are on {device.type}{missing}; use impl: auto, "
+            "which takes the fastest implementation that can run"
+        )
+    return fused.available(device)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logging.getLogger(__name__).warning(message)
 
 
 def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:
@@ -118,7 +191,7 @@ def attention_heads(role: LayerAttention, query_position_T: Tensor) -> Tensor:
     score_HTS = role.scaling * role.query_HTD.to(dtype) @ key_HSD.transpose(1, 2)
     if role.softcap is not None:
         score_HTS = role.softcap * torch.tanh(score_HTS / role.softcap)
-    visible_TS = _visible(query_position_T, torch.arange(num_keys, device=score_HTS.device), role.sliding_window)
+    visible_TS = visible(query_position_T, torch.arange(num_keys, device=score_HTS.device), role.sliding_window)
     score_HTS = score_HTS.masked_fill(~visible_TS, -torch.inf)
     if role.sinks_H is not None:
         sink_HT1 = role.sinks_H.to(dtype)[:, None, None].expand(-1, score_HTS.shape[1], 1)
@@ -126,42 +199,14 @@ def attention_heads(role: LayerAttention, query_position_T: Tensor) -> Tensor:
     return score_HTS.softmax(-1)[..., :num_keys]
 
 
-class _Comparison(NamedTuple):
-    """How a student's row is compared with a teacher's, both restricted to the support."""
-
-    divergence: Divergence
-    jsd_beta: float
-    handling: Handling
-    permutation_J: Tensor | None
-
-    def target(self, teacher_CJ: Tensor, solution_C: Tensor, in_prompt_J: Tensor) -> Tensor:
-        permutation_J = None if self.permutation_J is None else self.permutation_J[: in_prompt_J.numel()]
-        return projection.target(teacher_CJ, solution_C, in_prompt_J, self.handling, permutation_J)
-
-
-def _visible(query_position_T: Tensor, key_position_J: Tensor, window: int | None) -> Tensor:
-    """[T, J]: causal, and within the sliding window where there is one."""
-    distance_TJ = query_position_T[:, None] - key_position_J
-    visible_TJ = distance_TJ >= 0
-    return visible_TJ if window is None else visible_TJ & (distance_TJ < window)
-
-
 def _seen_by_both(student: LayerAttention, teacher: LayerAttention, alignment: Alignment) -> Tensor:
     """[T, J]: shared positions within reach of both queries; under a sliding window the reaches differ."""
-    student_TJ = _visible(alignment.student_query, alignment.student_shared, student.sliding_window)
-    return student_TJ & _visible(alignment.teacher_query, alignment.teacher_shared, teacher.sliding_window)
-
-
-def _readings(
-    divergence_C: Tensor, student_CJ: Tensor, target_CJ: Tensor, visible_C: Tensor, solution_C: Tensor
-) -> Tensor:
-    solution_mass_C = solution_C / (solution_C + visible_C).clamp_min(projection.LEAST_MASS)
-    columns = (divergence_C, solution_mass_C, visible_C, entropy(student_CJ), entropy(target_CJ))
-    return torch.stack(columns, -1)
+    student_TJ = visible(alignment.student_query, alignment.student_shared, student.sliding_window)
+    return student_TJ & visible(alignment.teacher_query, alignment.teacher_shared, teacher.sliding_window)
 
 
 def _reference(
-    student: LayerAttention, teacher: LayerAttention, alignment: Alignment, compare: _Comparison, weights_T: Tensor
+    student: LayerAttention, teacher: LayerAttention, alignment: Alignment, compare: Comparison, weights_T: Tensor
 ) -> AttentionLossOutput:
     """The definition: everything at once, gradients by autograd."""
     seen_TJ = _seen_by_both(student, teacher, alignment)
@@ -171,240 +216,9 @@ def _reference(
     solution_T = teacher_TS[:, alignment.solution].sum(-1)
     target_TJ = compare.target(teacher_TJ, solution_T, alignment.in_prompt)
     student_TJ, student_mass_T = projection.normalise(student_TS[:, alignment.student_shared] * seen_TJ)
-    usable_T = _usable(student_mass_T, teacher_TJ.sum(-1))
+    usable_T = usable(student_mass_T, teacher_TJ.sum(-1))
     divergence_T = divergence_of(target_TJ, student_TJ, compare.divergence, compare.jsd_beta)
     divergence_T = torch.where(usable_T, divergence_T, 0)
     with torch.no_grad():
-        readings_T5 = _readings(divergence_T, student_TJ, target_TJ, teacher_TJ.sum(-1), solution_T)
+        readings_T5 = make_readings(divergence_T, student_TJ, target_TJ, teacher_TJ.sum(-1), solution_T)
     return AttentionLossOutput((weights_T * divergence_T).sum(), *readings_T5.unbind(-1))
-
-
-def _usable(student_mass_T: Tensor, teacher_mass_T: Tensor) -> Tensor:
-    """Steps at which both roles look at the support at all; NaN counts as usable, so that it shows."""
-    return ~((student_mass_T < projection.LEAST_MASS) | (teacher_mass_T < projection.LEAST_MASS))
-
-
-class _ChunkedAttentionLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query_HTD: Tensor,
-        key_KSD: Tensor,
-        sinks_H: Tensor | None,
-        student: LayerAttention,
-        teacher: LayerAttention,
-        alignment: Alignment,
-        compare: _Comparison,
-        weights_T: Tensor,
-        chunk_queries: int,
-    ) -> tuple[Tensor, Tensor]:
-        device, dtype = query_HTD.device, wide(query_HTD.dtype)
-        gradients = _Gradients.zeros(student) if any(ctx.needs_input_grad[:3]) else None
-        readings_T5 = torch.zeros(alignment.num_tokens, 5, dtype=dtype, device=device)
-        # Weights relative to the largest keep float16 products in range; the largest comes back in `backward`.
-        largest = weights_T.abs().max() if weights_T.numel() else weights_T.new_ones(())
-        relative_T = weights_T / torch.where(largest > 0, largest, 1)
-        on_device = alignment.to(device)
-        for start in range(0, alignment.num_tokens, chunk_queries):
-            chunk = _Chunk.of(slice(start, start + chunk_queries), student, teacher, alignment, on_device)
-            attention, readings_T5[chunk.rows], centred_CS, step_C = chunk.compare(student, teacher, compare)
-            if gradients is not None:
-                gradients.add(chunk, student, attention, centred_CS, step_C, relative_T)
-            del attention, centred_CS  # before the next chunk needs their place
-        ctx.save_for_backward(*(gradients or (None, None, None)), weights_T, largest)
-        ctx.dtypes = (query_HTD.dtype, key_KSD.dtype, None if sinks_H is None else sinks_H.dtype)
-        ctx.mark_non_differentiable(readings_T5)
-        return (weights_T * readings_T5[:, 0]).sum(), readings_T5
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query_HTD, key_KSD, sinks_H, weights_T, largest = ctx.saved_tensors
-        factors = (grad_outputs[0] * weights_T[:, None], grad_outputs[0] * largest, grad_outputs[0] * largest)
-        gradients = [
-            None if gradient is None else (gradient * factor).to(dtype)
-            for gradient, factor, dtype in zip((query_HTD, key_KSD, sinks_H), factors, ctx.dtypes, strict=True)
-        ]
-        return *gradients, *(None,) * 6
-
-
-class _Gradients(NamedTuple):
-    """Of a step's unweighted loss with respect to its query; of the relatively weighted loss to keys and sinks."""
-
-    query_HTD: Tensor
-    key_KSD: Tensor
-    sinks_H: Tensor | None
-
-    @classmethod
-    def zeros(cls, student: LayerAttention) -> "_Gradients":
-        def zeros(tensor: Tensor) -> Tensor:
-            return torch.zeros_like(tensor, dtype=wide(tensor.dtype))
-
-        sinks_H = None if student.sinks_H is None else zeros(student.sinks_H)
-        return cls(zeros(student.query_HTD), zeros(student.key_KSD), sinks_H)
-
-    def add(
-        self,
-        chunk: "_Chunk",
-        student: LayerAttention,
-        attention: "_SoftmaxRows",
-        centred_CS: Tensor,
-        step_C: Tensor,
-        relative_T: Tensor,
-    ) -> None:
-        """Add a chunk's part; the attention's buffer is consumed."""
-        grad_score_HCS, grad_sink_HC = _softmax_backward(attention, centred_CS, step_C)
-        num_heads, num_key_heads = student.query_HTD.shape[0], student.key_KSD.shape[0]
-        grad_grouped = _group_heads(grad_score_HCS.mul_(student.scaling), num_key_heads)
-        span = slice(*chunk.student_span)
-        self.query_HTD[:, chunk.rows] = _bmm(grad_grouped, student.key_KSD[:, span]).view(
-            num_heads, -1, student.query_HTD.shape[2]
-        )
-        weighted_HCD = student.query_HTD[:, chunk.rows] * relative_T[chunk.rows, None]
-        weighted = _group_heads(weighted_HCD.to(student.query_HTD.dtype), num_key_heads)
-        self.key_KSD[:, span] += _bmm(grad_grouped.transpose(1, 2), weighted)
-        if self.sinks_H is not None and grad_sink_HC is not None:
-            self.sinks_H.add_(grad_sink_HC @ relative_T[chunk.rows])
-
-
-class _Chunk(NamedTuple):
-    """A few consecutive steps, and what they can see."""
-
-    rows: slice
-    student_span: "_Span"
-    teacher_span: "_Span"
-    student_query_C: Tensor
-    teacher_query_C: Tensor
-    student_shared_J: Tensor
-    teacher_shared_J: Tensor
-    in_prompt_J: Tensor
-    solution: Tensor
-
-    @classmethod
-    def of(
-        cls, rows: slice, student: LayerAttention, teacher: LayerAttention, alignment: Alignment, on_device: Alignment
-    ) -> "_Chunk":
-        """`alignment` is read on the host, `on_device` holds the same indices beside the model's tensors."""
-        student_span = _Span.of(alignment.student_query[rows], student.sliding_window)
-        teacher_span = _Span.of(alignment.teacher_query[rows], teacher.sliding_window)
-        # Positions increase, so what no row of this chunk can see yet is a tail of the shared list.
-        reach = int(torch.searchsorted(alignment.student_shared, student_span.stop))
-        return cls(
-            rows,
-            student_span,
-            teacher_span,
-            on_device.student_query[rows],
-            on_device.teacher_query[rows],
-            on_device.student_shared[:reach],
-            on_device.teacher_shared[:reach],
-            on_device.in_prompt[:reach],
-            on_device.solution,
-        )
-
-    def compare(
-        self, student: LayerAttention, teacher: LayerAttention, compare: _Comparison
-    ) -> tuple["_SoftmaxRows", Tensor, Tensor, Tensor]:
-        """The student's attention, the readings [C, 5], and of the module's formula c [C, S] and 1/(H·m) [C]."""
-        seen_CJ = _visible(self.student_query_C, self.student_shared_J, student.sliding_window)
-        seen_CJ &= _visible(self.teacher_query_C, self.teacher_shared_J, teacher.sliding_window)
-        teacher_rows = _softmax_rows(teacher, self.rows, self.teacher_query_C, self.teacher_span)
-        teacher_CS = teacher_rows.probability_HCS.mean(0)
-        del teacher_rows
-        teacher_CJ = self.teacher_span.gather(teacher_CS, self.teacher_shared_J) * seen_CJ
-        solution_C, visible_C = self.teacher_span.gather(teacher_CS, self.solution).sum(-1), teacher_CJ.sum(-1)
-        target_CJ = compare.target(teacher_CJ, solution_C, self.in_prompt_J)
-
-        attention = _softmax_rows(student, self.rows, self.student_query_C, self.student_span)
-        student_CS = attention.probability_HCS.mean(0)
-        student_CJ, mass_C = projection.normalise(self.student_span.gather(student_CS, self.student_shared_J) * seen_CJ)
-        usable_C = _usable(mass_C, visible_C)
-        divergence_C = terms(target_CJ, student_CJ, compare.divergence, compare.jsd_beta).sum(-1)
-        divergence_C = torch.where(usable_C, divergence_C, 0)
-        readings_C5 = _readings(divergence_C, student_CJ, target_CJ, visible_C, solution_C)
-
-        slope_CJ = slope(target_CJ, student_CJ, compare.divergence, compare.jsd_beta)
-        centred_CJ = (slope_CJ - (slope_CJ * student_CJ).sum(-1, keepdim=True)) * seen_CJ
-        num_heads = attention.probability_HCS.shape[0]
-        step_C = torch.where(usable_C, 1 / (num_heads * mass_C.clamp_min(projection.LEAST_MASS)), 0)
-        return attention, readings_C5, self.student_span.scatter(centred_CJ, self.student_shared_J), step_C
-
-
-class _Span(NamedTuple):
-    """The keys [start, stop) that a chunk's queries can see at all."""
-
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, query_C: Tensor, window: int | None) -> "_Span":
-        first, last = int(query_C[0]), int(query_C[-1])
-        return cls(0 if window is None else max(0, first - window + 1), last + 1)
-
-    def gather(self, row_CS: Tensor, position_J: Tensor) -> Tensor:
-        """Entries at absolute positions; 0 outside the span."""
-        local_J = position_J - self.start
-        inside_J = (local_J >= 0) & (local_J < self.stop - self.start)
-        return row_CS[:, torch.where(inside_J, local_J, 0)] * inside_J
-
-    def scatter(self, value_CJ: Tensor, position_J: Tensor) -> Tensor:
-        """The transpose of `gather`; positions are distinct."""
-        local_J = position_J - self.start
-        inside_J = (local_J >= 0) & (local_J < self.stop - self.start)
-        row_CS = value_CJ.new_zeros(value_CJ.shape[0], self.stop - self.start)
-        return row_CS.index_add_(1, torch.where(inside_J, local_J, 0), value_CJ * inside_J)
-
-
-class _SoftmaxRows(NamedTuple):
-    probability_HCS: Tensor
-    sink_HC: Tensor | None
-    tanh_HCS: Tensor | None
-
-
-def _softmax_rows(role: LayerAttention, rows: slice, query_position_C: Tensor, span: _Span) -> _SoftmaxRows:
-    """Every head's attention over the span, in one buffer."""
-    num_heads, num_key_heads = role.query_HTD.shape[0], role.key_KSD.shape[0]
-    query_grouped = _group_heads(role.query_HTD[:, rows], num_key_heads)
-    key_KDS = role.key_KSD[:, span.start : span.stop].transpose(1, 2)
-    score_HCS = _bmm(query_grouped, key_KDS).view(num_heads, -1, span.stop - span.start).mul_(role.scaling)
-    tanh_HCS = None
-    if role.softcap is not None:
-        tanh_HCS = score_HCS.div_(role.softcap).tanh_()
-        score_HCS = tanh_HCS * role.softcap
-    key_position_S = torch.arange(span.start, span.stop, device=score_HCS.device)
-    visible_CS = _visible(query_position_C, key_position_S, role.sliding_window)
-    score_HCS.masked_fill_(~visible_CS, -torch.inf)
-    largest_HC1 = score_HCS.amax(-1, keepdim=True)
-    if role.sinks_H is None:
-        score_HCS.sub_(largest_HC1).exp_()
-        return _SoftmaxRows(score_HCS.div_(score_HCS.sum(-1, keepdim=True)), None, tanh_HCS)
-    sinks_H11 = role.sinks_H.to(score_HCS.dtype)[:, None, None]
-    largest_HC1 = torch.maximum(largest_HC1, sinks_H11)
-    sink_HC1 = (sinks_H11 - largest_HC1).exp()
-    score_HCS.sub_(largest_HC1).exp_()
-    total_HC1 = score_HCS.sum(-1, keepdim=True) + sink_HC1
-    return _SoftmaxRows(score_HCS.div_(total_HC1), (sink_HC1 / total_HC1)[..., 0], tanh_HCS)
-
-
-def _softmax_backward(attention: _SoftmaxRows, centred_CS: Tensor, step_C: Tensor) -> tuple[Tensor, Tensor | None]:
-    """d ℓ / d (raw scores) [H, C, S], in the attention's own buffer, and d ℓ / d (sink logits) [H, C]."""
-    probability_HCS = attention.probability_HCS
-    pull_HC = torch.einsum("hcs,cs->hc", probability_HCS, centred_CS)
-    grad_sink_HC = None if attention.sink_HC is None else -attention.sink_HC * pull_HC * step_C
-    grad_score_HCS = probability_HCS.mul_(centred_CS - pull_HC[..., None]).mul_(step_C[:, None])
-    if attention.tanh_HCS is not None:
-        grad_score_HCS.mul_(1 - attention.tanh_HCS.square())
-    return grad_score_HCS, grad_sink_HC
-
-
-def _group_heads(heads_HCX: Tensor, num_key_heads: int) -> Tensor:
-    """[H, C, X] → [K, (H/K)·C, X]: the query heads of one key head as more rows of one matrix product."""
-    return heads_HCX.reshape(num_key_heads, -1, heads_HCX.shape[-1])
-
-
-def _bmm(left: Tensor, right: Tensor) -> Tensor:
-    """Batched matrix product in at least float32; on a GPU with operands of `right`'s or `left`'s low precision."""
-    low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-    dtype = wide(low)
-    if left.is_cuda and low != dtype:
-        return torch.bmm(left.to(low), right.to(low), out_dtype=dtype)
-    return torch.bmm(left.to(dtype), right.to(dtype))

@@ -4,9 +4,11 @@ A rollout's loss is the mean over its tokens; the minibatch's is the mean over i
 not counted. A loss whose weight is 0 is not computed.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +16,11 @@ from torch import Tensor
 from opasd.alignment import Alignment, align
 from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
 from opasd.errors import ConfigError, NonFiniteError
-from opasd.losses.attention import attention_loss
+from opasd.losses.attention import AttentionLossOutput, attention_loss, attention_losses
+from opasd.losses.layers import LayerBatch
 from opasd.losses.token import OutputHead, token_loss
 from opasd.rollout import Rollout
-from opasd.scoring import Scores
+from opasd.scoring import ScoreBatch, Scores
 
 
 @dataclass(frozen=True)
@@ -59,82 +62,94 @@ def opasd_loss(
     counted = [index for index, rollout in enumerate(rollouts) if rollout.num_tokens > 0]
     share = 1 / (num_rollouts or max(len(counted), 1))
     _refuse_non_finite(rollouts, student, teacher)
+    lengths = [rollout.num_tokens for rollout in rollouts]
+    # Every rollout's mean over its tokens, and their share of the minibatch's mean.
+    weights_T = torch.cat([torch.full((n,), share / max(n, 1), dtype=torch.float64) for n in lengths or [0]])
     loss = _connected_zero(student)
-    token_readings: list[dict[str, Tensor]] = [{} for _ in rollouts]
-    attention_readings: list[dict[str, Tensor]] = [{} for _ in rollouts]
+    columns: dict[str, Tensor] = {}
     if config.token_weight > 0 and counted:
-        part, token_readings = _token_part(rollouts, student, teacher, student_head, teacher_head, config.token, share)
+        part, found = _token_part(student, teacher, student_head, teacher_head, config.token, weights_T)
         loss = loss + config.token_weight * part
-    if config.attention_weight > 0:
-        for index in counted:
-            rollout, attention = rollouts[index], config.attention
-            alignment = align(rollout.pair, rollout.num_tokens, support=attention.support, query=attention.query)
-            part, attention_readings[index] = _attention_part(
-                rollout, alignment, student[index], teacher[index], attention, share
-            )
-            loss = loss + config.attention_weight * part
-    readings = [
-        Readings(rollout.id, token, attention)
-        for rollout, token, attention in zip(rollouts, token_readings, attention_readings, strict=True)
-    ]
-    return LossOutput(loss, _metrics(loss, readings, share), readings)
+        columns |= {f"token/{name}": values_T for name, values_T in found.items()}
+    if config.attention_weight > 0 and counted:
+        part, found = _attention_part(rollouts, student, teacher, config.attention, weights_T)
+        loss = loss + config.attention_weight * part
+        columns |= {f"attention/{name}": values_T for name, values_T in found.items()}
+    metrics = _metrics(rollouts, loss, columns, weights_T)
+    return LossOutput(loss, metrics, _readings(rollouts, columns))
 
 
 def _token_part(
-    rollouts: Sequence[Rollout],
     student: Sequence[Scores],
     teacher: Sequence[Scores],
     student_head: OutputHead,
     teacher_head: OutputHead,
     config: TokenLossConfig,
-    share: float,
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    weights_T: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """All rollouts' tokens in one call: chunks are filled whatever the rollouts' lengths."""
-    lengths = [rollout.num_tokens for rollout in rollouts]
-    weights_T = torch.cat([torch.full((n,), share / max(n, 1), dtype=torch.float64) for n in lengths])
     output = token_loss(
-        torch.cat([scores.hidden_TE for scores in student]),
-        student_head,
-        torch.cat([scores.hidden_TE for scores in teacher]),
-        teacher_head,
-        weights_T=weights_T,
-        **config.model_dump(),
+        _hidden(student), student_head, _hidden(teacher), teacher_head, weights_T=weights_T, **config.model_dump()
     )
-    columns = {
-        "loss": output.loss_T,
-        "divergence": output.divergence_T,
-        "clipped": output.clipped_T,
-        "student_entropy": output.student_entropy_T,
-    }
-    split = {name: column.split(lengths) for name, column in columns.items()}
-    return output.loss, [{name: parts[index] for name, parts in split.items()} for index in range(len(rollouts))]
+    names = ("loss", "divergence", "clipped", "student_entropy")
+    return output.loss, dict(zip(names, output[1:], strict=True))
+
+
+def _hidden(scores: Sequence[Scores]) -> Tensor:
+    return scores.hidden_TE if isinstance(scores, ScoreBatch) else torch.cat([score.hidden_TE for score in scores])
 
 
 def _attention_part(
-    rollout: Rollout,
-    alignment: Alignment,
-    student: Scores,
-    teacher: Scores,
+    rollouts: Sequence[Rollout],
+    student: Sequence[Scores],
+    teacher: Sequence[Scores],
     config: AttentionLossConfig,
-    share: float,
+    weights_T: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the layers' losses, and of their readings."""
     options = config.model_dump(exclude={"layers", "support", "query", "shuffle_seed"})
+    alignments = [align(r.pair, r.num_tokens, support=config.support, query=config.query) for r in rollouts]
     # A permutation of the rollout's own, whatever batch it is in.
-    seed = config.shuffle_seed + zlib.crc32(rollout.id.encode())
-    weights_T = torch.full((rollout.num_tokens,), share / rollout.num_tokens, dtype=torch.float64)
-    outputs = [
-        attention_loss(mine, theirs, alignment, weights_T=weights_T, shuffle_seed=seed, **options)
-        for mine, theirs in zip(student.layers, teacher.layers, strict=True)
-    ]
-    loss = torch.stack([output.loss for output in outputs]).mean()
+    options["shuffle_seeds"] = [config.shuffle_seed + zlib.crc32(rollout.id.encode()) for rollout in rollouts]
+    if isinstance(student, ScoreBatch) and isinstance(teacher, ScoreBatch):
+        layers = zip(student.layers, teacher.layers, strict=True)
+        outputs = [
+            attention_losses(mine, theirs, alignments, weights_T=weights_T, **options) for mine, theirs in layers
+        ]
+        loss = torch.stack([output.loss for output in outputs]).mean()
+        readings = [output[1:] for output in outputs]
+    else:
+        loss, readings = _attention_one_by_one(student, teacher, alignments, weights_T, options)
     names = ("divergence", "solution_mass", "visible_mass", "student_entropy", "teacher_entropy")
-    means = (torch.stack(columns).mean(0) for columns in zip(*(output[1:] for output in outputs), strict=True))
+    means = (torch.stack(columns).mean(0) for columns in zip(*readings, strict=True))
     return loss, dict(zip(names, means, strict=True))
+
+
+def _attention_one_by_one(
+    student: Sequence[Scores],
+    teacher: Sequence[Scores],
+    alignments: Sequence[Alignment],
+    weights_T: Tensor,
+    options: dict[str, Any],
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """The mean of the layers' losses and each layer's readings, of rollouts that did not share a forward."""
+    seeds = options.pop("shuffle_seeds")
+    weights = weights_T.split([alignment.num_tokens for alignment in alignments])
+    by_layer: list[list[AttentionLossOutput]] = [[] for _ in student[0].layers]
+    for mine, theirs, alignment, part_T, seed in zip(student, teacher, alignments, weights, seeds, strict=True):
+        for outputs, left, right in zip(by_layer, mine.layers, theirs.layers, strict=True):
+            outputs.append(attention_loss(left, right, alignment, weights_T=part_T, shuffle_seed=seed, **options))
+    loss = torch.stack([torch.stack([output.loss for output in outputs]).sum() for outputs in by_layer]).mean()
+    return loss, [
+        tuple(torch.cat(column) for column in zip(*(output[1:] for output in outputs), strict=True))
+        for outputs in by_layer
+    ]
 
 
 def _connected_zero(student: Sequence[Scores]) -> Tensor:
     """0, with every parameter behind the hidden states in its graph: distributed training needs them there."""
+    if isinstance(student, ScoreBatch):
+        return student.hidden_BNE[:, :1].sum(dtype=torch.float32) * 0
     sums = [scores.hidden_TE.sum(dtype=torch.float32) for scores in student]
     return torch.stack(sums).sum() * 0 if sums else torch.zeros(())
 
@@ -155,6 +170,11 @@ def _refuse_mismatch(scores: Sequence[Scores], config: ObjectiveConfig) -> None:
 
 def _refuse_non_finite(rollouts: Sequence[Rollout], student: Sequence[Scores], teacher: Sequence[Scores]) -> None:
     """One look at everything the models gave, before anything is made of it."""
+    batches = [scores for scores in (student, teacher) if isinstance(scores, ScoreBatch)]
+    if len(batches) == 2:
+        tensors = [tensor for batch in batches for tensor in (batch.hidden_BNE, *_queries_and_keys(batch.layers))]
+        if all(torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).tolist()):
+            return
     places: list[tuple[str, str]] = []
     flags: list[Tensor] = []
     for rollout, mine, theirs in zip(rollouts, student, teacher, strict=True):
@@ -178,19 +198,39 @@ def _refuse_non_finite(rollouts: Sequence[Rollout], student: Sequence[Scores], t
         )
 
 
-def _metrics(loss: Tensor, readings: Sequence[Readings], share: float) -> dict[str, float]:
+def _queries_and_keys(layers: Sequence[LayerBatch]) -> list[Tensor]:
+    return [tensor for layer in layers for tensor in (layer.query_BHND, layer.key_BKND)]
+
+
+def _metrics(
+    rollouts: Sequence[Rollout], loss: Tensor, columns: dict[str, Tensor], weights_T: Tensor
+) -> dict[str, float]:
     """Means over tokens, then rollouts, named as they are logged; one transfer from the device."""
-    sums: dict[str, Tensor] = {"loss": loss.detach()}
-    finite: dict[tuple[str, str], Tensor] = {}
-    for reading in readings:
-        for group in ("token", "attention"):
-            for name, values_T in getattr(reading, group).items():
-                if values_T.numel():
-                    mean, key = values_T.mean(), f"{group}/{name}"
-                    sums[key] = sums.get(key, torch.zeros_like(mean)) + mean * share
-                    finite[reading.rollout_id, key] = mean.isfinite()
-    numbers = torch.stack([value.to(torch.float64) for value in (*sums.values(), *finite.values())]).tolist()
-    for (rollout_id, key), is_finite in zip(finite, numbers[len(sums) :], strict=True):
-        if not is_finite:
-            raise NonFiniteError(f"NaN or infinity in the {key} of rollout {rollout_id}; is the output head finite?")
-    return dict(zip(sums, numbers, strict=False))
+    sums = [loss.detach().to(torch.float64).reshape(1)]
+    if columns:
+        columns_TC = torch.stack([values_T.to(torch.float64) for values_T in columns.values()], -1)
+        sums.append(weights_T.to(columns_TC.device) @ columns_TC)
+    numbers = torch.cat(sums).tolist()
+    if not all(map(math.isfinite, numbers[1:])):
+        for rollout, part in zip(rollouts, _readings(rollouts, columns), strict=True):
+            for group, values in (("token", part.token), ("attention", part.attention)):
+                for name, values_T in values.items():
+                    if not bool(values_T.isfinite().all()):
+                        raise NonFiniteError(
+                            f"NaN or infinity in the {group}/{name} of rollout {rollout.id}; is the output head finite?"
+                        )
+    return dict(zip(("loss", *columns), numbers, strict=True))
+
+
+def _readings(rollouts: Sequence[Rollout], columns: dict[str, Tensor]) -> list[Readings]:
+    """Each rollout's part of the columns."""
+    lengths = [rollout.num_tokens for rollout in rollouts]
+    split = {name: values_T.split(lengths) for name, values_T in columns.items()}
+    found = []
+    for index, rollout in enumerate(rollouts):
+        groups: dict[str, dict[str, Tensor]] = {"token": {}, "attention": {}}
+        for name, parts in split.items():
+            group, _, reading = name.partition("/")
+            groups[group][reading] = parts[index]
+        found.append(Readings(rollout.id, **groups))
+    return found

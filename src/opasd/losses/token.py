@@ -11,13 +11,17 @@ between two proper distributions, never larger than the full one, and equal to i
 [T, V] never exist. The gradient to the hidden states is formed while a chunk's logits are there: three matrix
 products in all instead of five. With u_v = df_v / d log p_S(v), 0 where clipped:  dz = (u − p_S Σ_v u_v) / temperature.
 
+`fused` is that again with everything between the matrix products in one kernel (`fused/token.py`), for CUDA devices.
+
 Extra memory of `chunked`: at most WORKSPACE_BUFFERS · chunk_tokens · V float32 numbers (with `chunk_tokens` unset, at
 most WORKSPACE_BYTES for any length), plus the gradients: hidden states [T, E], and [V, E] if the head is trained.
+Of `fused`: two buffers [C, V] in the hidden states' own precision, three with `top_k`, plus the same gradients; with
+`chunk_tokens` unset, 1 GiB for buffers and the hidden states' gradient, as long as that alone is under 3/4 of it.
 
 Shapes: T tokens, E hidden size, V vocabulary; C tokens of a chunk.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,36 +29,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from opasd.choices import Clip, Divergence, Impl
-from opasd.losses.divergence import LOG_SMALLEST, entropy, log_terms, terms
+from opasd.errors import ConfigError
+from opasd.losses import fused
+from opasd.losses.divergence import LOG_SMALLEST, SMALLEST, entropy, terms
 from opasd.losses.precision import own_precision, wide
+from opasd.losses.vocabulary import Comparison, OutputHead
+
+__all__ = ["OutputHead", "TokenLossOutput", "token_loss"]
 
 WORKSPACE_BUFFERS = 10
 WORKSPACE_BYTES = 512 * 2**20
 VOCABULARY_TILE = 16_384
 """Rows of a low-precision head converted to float32 at a time where the device has no mixed-precision product."""
-
-
-@dataclass(frozen=True)
-class OutputHead:
-    """How hidden states become logits: z = softcap(scale · (hidden Wᵀ + bias))."""
-
-    weight_VE: Tensor
-    bias_V: Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-
-    def detach(self) -> "OutputHead":
-        bias_V = None if self.bias_V is None else self.bias_V.detach()
-        return replace(self, weight_VE=self.weight_VE.detach(), bias_V=bias_V)
-
-    def logits(self, hidden_TE: Tensor) -> Tensor:
-        """The definition of z [T, V], in at least float32."""
-        dtype = wide(hidden_TE.dtype)
-        logits_TV = hidden_TE.to(dtype) @ self.weight_VE.to(dtype).T
-        if self.bias_V is not None:
-            logits_TV = logits_TV + self.bias_V.to(dtype)
-        logits_TV = logits_TV * self.scale
-        return logits_TV if self.softcap is None else self.softcap * torch.tanh(logits_TV / self.softcap)
 
 
 class TokenLossOutput(NamedTuple):
@@ -92,10 +78,10 @@ def token_loss(
     num_tokens = student_hidden_TE.shape[0]
     dtype = wide(student_hidden_TE.dtype)
     if weights_T is None:
-        weights_T = torch.full((num_tokens,), 1 / max(num_tokens, 1), dtype=dtype)
+        weights_T = torch.full((num_tokens,), 1 / max(num_tokens, 1), dtype=dtype, device=student_hidden_TE.device)
     weights_T = weights_T.to(student_hidden_TE.device, dtype)
     vocabulary = student_head.weight_VE.shape[0]
-    compare = _Comparison(
+    compare = Comparison(
         divergence,
         jsd_beta,
         temperature,
@@ -106,7 +92,7 @@ def token_loss(
     teacher_hidden_TE, teacher_head = teacher_hidden_TE.detach(), teacher_head.detach()
     if impl == "reference":
         return _reference(student_hidden_TE, student_head, teacher_hidden_TE, teacher_head, compare, weights_T)
-    loss, readings_T4 = _ChunkedTokenLoss.apply(
+    loss, readings_T4 = _TokenLoss.apply(
         student_hidden_TE,
         student_head.weight_VE,
         student_head.bias_V,
@@ -115,7 +101,7 @@ def token_loss(
         teacher_head,
         compare,
         weights_T,
-        chunk_tokens or default_chunk_tokens(vocabulary),
+        _method(impl, student_hidden_TE, student_head, teacher_hidden_TE, teacher_head, compare, chunk_tokens),
     )
     return TokenLossOutput(loss, *readings_T4.unbind(-1))
 
@@ -125,21 +111,12 @@ def default_chunk_tokens(vocabulary: int) -> int:
     return max(1, WORKSPACE_BYTES // (4 * WORKSPACE_BUFFERS * vocabulary))
 
 
-class _Comparison(NamedTuple):
-    divergence: Divergence
-    jsd_beta: float
-    temperature: float
-    clip: Clip
-    clip_threshold: float
-    top_k: int | None
-
-
 def _reference(
     student_hidden_TE: Tensor,
     student_head: OutputHead,
     teacher_hidden_TE: Tensor,
     teacher_head: OutputHead,
-    compare: _Comparison,
+    compare: Comparison,
     weights_T: Tensor,
 ) -> TokenLossOutput:
     """The definition: all logits at once, gradients by autograd."""
@@ -168,7 +145,54 @@ def _lump(probability_TV: Tensor, top_TK: Tensor) -> Tensor:
     return torch.cat([probability_TV.gather(-1, top_TK), rest_TV.sum(-1, keepdim=True)], -1)
 
 
-class _ChunkedTokenLoss(torch.autograd.Function):
+class _Method(NamedTuple):
+    """How a chunk is judged: `step(hidden, student_head, teacher_hidden, teacher_head, compare, needs_grad)`.
+
+    It gives readings [C, 4] and d D / d (hidden Wᵀ + bias) [C, V] (None without `needs_grad`).
+    """
+
+    step: Callable[[Tensor, OutputHead, Tensor, OutputHead, Comparison, bool], tuple[Tensor, Tensor | None]]
+    chunk_tokens: int
+    grad_dtype: torch.dtype
+    """In which the gradient of the hidden states is held until the backward pass."""
+
+
+def _method(
+    impl: Impl,
+    student_hidden_TE: Tensor,
+    student_head: OutputHead,
+    teacher_hidden_TE: Tensor,
+    teacher_head: OutputHead,
+    compare: Comparison,
+    chunk_tokens: int | None,
+) -> _Method:
+    vocabulary, dtype = student_head.weight_VE.shape[0], student_hidden_TE.dtype
+    refusal = _fused_refusal(student_hidden_TE, student_head, teacher_hidden_TE, teacher_head)
+    if impl == "fused" and refusal is not None:
+        raise ConfigError(f"impl: fused {refusal}; use impl: auto, or chunked")
+    if impl == "fused" or (impl == "auto" and student_hidden_TE.is_cuda and refusal is None):
+        from opasd.losses.fused import token as kernels
+
+        chunk_tokens = chunk_tokens or kernels.default_chunk_tokens(student_hidden_TE, vocabulary, compare.top_k)
+        return _Method(kernels.judge, chunk_tokens, dtype)
+    return _Method(_chunk, chunk_tokens or default_chunk_tokens(vocabulary), wide(dtype))
+
+
+def _fused_refusal(student_hidden_TE: Tensor, student_head: OutputHead, *teacher: Tensor | OutputHead) -> str | None:
+    """Why the kernels cannot be used, or None."""
+    device = student_hidden_TE.device
+    if not fused.available(device):
+        missing = "" if fused.installed() else ", and Triton is not installed"
+        return f"needs Triton and a CUDA device, and these tensors are on {device.type}{missing}"
+    found = [student_hidden_TE, student_head, *teacher]
+    dtypes = {(item.weight_VE if isinstance(item, OutputHead) else item).dtype for item in found}
+    if len(dtypes) > 1 or not dtypes <= {torch.bfloat16, torch.float16, torch.float32}:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        return f"needs hidden states and output heads all in bfloat16, all in float16 or all in float32, got {names}"
+    return None
+
+
+class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -178,32 +202,36 @@ class _ChunkedTokenLoss(torch.autograd.Function):
         student_head: OutputHead,
         teacher_hidden_TE: Tensor,
         teacher_head: OutputHead,
-        compare: _Comparison,
+        compare: Comparison,
         weights_T: Tensor,
-        chunk_tokens: int,
+        method: _Method,
     ) -> tuple[Tensor, Tensor]:
         dtype = wide(hidden_TE.dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         needs_grad = any(ctx.needs_input_grad)
-        grad_hidden_TE = torch.empty_like(hidden_TE, dtype=dtype) if needs_hidden else None
+        grad_hidden_TE = torch.empty_like(hidden_TE, dtype=method.grad_dtype) if needs_hidden else None
         grad_weight_VE = torch.zeros_like(weight_VE, dtype=dtype) if needs_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=dtype) if needs_bias and bias_V is not None else None
         readings_T4 = torch.empty(hidden_TE.shape[0], 4, dtype=dtype, device=hidden_TE.device)
-        for start in range(0, hidden_TE.shape[0], chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            readings_T4[rows], grad_CV = _chunk(
+        # The head's gradient is summed in units of the largest weight: 1/T is too small a number for float16.
+        unit = weights_T.abs().amax(0, keepdim=True).clamp_min(SMALLEST) if len(weights_T) else weights_T.new_ones(1)
+        for start in range(0, hidden_TE.shape[0], method.chunk_tokens):
+            rows = slice(start, start + method.chunk_tokens)
+            readings_T4[rows], grad_CV = method.step(
                 hidden_TE[rows], student_head, teacher_hidden_TE[rows], teacher_head, compare, needs_grad
             )
             if grad_CV is None:
                 continue
             if grad_hidden_TE is not None:
-                grad_hidden_TE[rows] = _matmul_rows(grad_CV, weight_VE)
+                grad_hidden_TE[rows] = _product(grad_CV, weight_VE)
+            factor_C1 = _factor(weights_T[rows] / unit, readings_T4[rows], compare)[:, None]
             if grad_bias_V is not None:
-                grad_bias_V.addmv_(grad_CV.T, weights_T[rows])
+                _add_product_(grad_bias_V[:, None], grad_CV.T, factor_C1)
             if grad_weight_VE is not None:
-                grad_weight_VE.addmm_(grad_CV.T, weights_T[rows, None] * hidden_TE[rows].to(dtype))
+                _add_product_(grad_weight_VE, grad_CV.T, factor_C1 * hidden_TE[rows])
             del grad_CV  # before the next chunk needs its place
-        ctx.save_for_backward(grad_hidden_TE, grad_weight_VE, grad_bias_V, weights_T)
+        factor_T = _factor(weights_T, readings_T4, compare)
+        ctx.save_for_backward(grad_hidden_TE, grad_weight_VE, grad_bias_V, factor_T, unit)
         ctx.dtypes = (hidden_TE.dtype, weight_VE.dtype, None if bias_V is None else bias_V.dtype)
         ctx.mark_non_differentiable(readings_T4)
         return (weights_T * readings_T4[:, 0]).sum(), readings_T4
@@ -213,15 +241,18 @@ class _ChunkedTokenLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_loss = grad_outputs[0]
         # Rows are weighted only here, so that float16 does not lose what a loss scale is about to save.
-        grad_hidden_TE, grad_weight_VE, grad_bias_V, weights_T = ctx.saved_tensors
-        hidden_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        if grad_hidden_TE is not None:
-            grad_hidden_TE = (grad_hidden_TE * (grad_loss * weights_T)[:, None]).to(hidden_dtype)
-        if grad_weight_VE is not None:
-            grad_weight_VE = (grad_weight_VE * grad_loss).to(weight_dtype)
-        if grad_bias_V is not None:
-            grad_bias_V = (grad_bias_V * grad_loss).to(bias_dtype)
-        return grad_hidden_TE, grad_weight_VE, grad_bias_V, *(None,) * 6
+        *gradients, factor_T, unit = ctx.saved_tensors
+        factors = (grad_loss * factor_T[:, None], grad_loss * unit, grad_loss * unit)
+        scaled = (
+            None if gradient is None else torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
+            for gradient, factor, dtype in zip(gradients, factors, ctx.dtypes, strict=True)
+        )
+        return *scaled, *(None,) * 6
+
+
+def _factor(weights_T: Tensor, readings_T4: Tensor, compare: Comparison) -> Tensor:
+    """By what each token's gradient is multiplied: its weight, or 0 where the token was clipped as a whole."""
+    return weights_T * (1 - readings_T4[:, 2]) if compare.clip == "per_token" else weights_T
 
 
 def _chunk(
@@ -229,10 +260,10 @@ def _chunk(
     student_head: OutputHead,
     teacher_hidden_CE: Tensor,
     teacher_head: OutputHead,
-    compare: _Comparison,
+    compare: Comparison,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Readings [C, 4] and d ℓ / d (hidden Wᵀ + bias) [C, V]."""
+    """`_Method.step` in plain PyTorch."""
     student_CV = _logits(hidden_CE, student_head)
     # What the soft cap does to a gradient is needed after the logits are gone.
     cap_CV = None if student_head.softcap is None else 1 - (student_CV / student_head.softcap).square()
@@ -245,9 +276,9 @@ def _chunk(
 
 
 def _compare(
-    student_CV: Tensor, teacher_CV: Tensor, compare: _Comparison, needs_grad: bool
+    student_CV: Tensor, teacher_CV: Tensor, compare: Comparison, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Readings [C, 4] and d ℓ / d (student logits / temperature) [C, V]; both logits are consumed."""
+    """Readings [C, 4] and d D / d (student logits / temperature) [C, V]; both logits are consumed."""
     student_log_CV = _log_softmax_(student_CV, compare.temperature)
     teacher_log_CV = _log_softmax_(teacher_CV, compare.temperature)
     student_CV = student_log_CV.exp()
@@ -256,19 +287,8 @@ def _compare(
     if compare.top_k is not None:
         top_CK = teacher_log_CV.topk(compare.top_k, -1).indices
         student_log_CV, teacher_log_CV = _lump_log(student_log_CV, top_CK), _lump_log(teacher_log_CV, top_CK)
-    term_CV, slope_CV = log_terms(teacher_log_CV, student_log_CV, compare.divergence, compare.jsd_beta)
-    divergence_C = term_CV.sum(-1)
-    loss_C, clipped_C = divergence_C, torch.zeros_like(divergence_C)
-    if compare.clip == "per_token":
-        loss_C = divergence_C.clamp(max=compare.clip_threshold)
-        clipped_C = (divergence_C > compare.clip_threshold).to(divergence_C)
-        slope_CV.masked_fill_((divergence_C > compare.clip_threshold)[:, None], 0)
-    elif compare.clip == "pointwise":
-        over_CV = term_CV > compare.clip_threshold
-        loss_C = term_CV.clamp_(max=compare.clip_threshold).sum(-1)
-        clipped_C = over_CV.sum(-1).to(divergence_C) / over_CV.shape[-1]
-        slope_CV.masked_fill_(over_CV, 0)
-    readings_C4 = torch.stack([loss_C, divergence_C, clipped_C, entropy_C], -1)
+    *values_C, slope_CV = compare.judge(teacher_log_CV, student_log_CV)
+    readings_C4 = torch.stack([*values_C, entropy_C], -1)
     if not needs_grad:
         return readings_C4, None
     total_C1 = slope_CV.sum(-1, keepdim=True)
@@ -312,14 +332,25 @@ def _logits(hidden_CE: Tensor, head: OutputHead) -> Tensor:
     return logits_CV if head.softcap is None else logits_CV.div_(head.softcap).tanh_().mul_(head.softcap)
 
 
-def _matmul_rows(grad_CV: Tensor, weight_VE: Tensor) -> Tensor:
+def _product(grad_CV: Tensor, weight_VE: Tensor) -> Tensor:
     """grad [C, V] · W [V, E], accumulated in at least float32."""
-    if grad_CV.dtype == weight_VE.dtype:
+    dtype = wide(grad_CV.dtype)
+    if grad_CV.dtype == weight_VE.dtype == dtype:
         return grad_CV @ weight_VE
     if grad_CV.is_cuda:
-        return torch.mm(grad_CV.to(weight_VE.dtype), weight_VE, out_dtype=grad_CV.dtype)
-    grad_CE = grad_CV.new_zeros(grad_CV.shape[0], weight_VE.shape[1])
+        return torch.mm(grad_CV.to(weight_VE.dtype), weight_VE, out_dtype=dtype)
+    grad_CE = grad_CV.new_zeros(grad_CV.shape[0], weight_VE.shape[1], dtype=dtype)
     for start in range(0, weight_VE.shape[0], VOCABULARY_TILE):
         tile = slice(start, start + VOCABULARY_TILE)
-        grad_CE.addmm_(grad_CV[:, tile], weight_VE[tile].to(grad_CV.dtype))
+        grad_CE.addmm_(grad_CV[:, tile].to(dtype), weight_VE[tile].to(dtype))
     return grad_CE
+
+
+def _add_product_(sum_VE: Tensor, grad_VC: Tensor, factor_CE: Tensor) -> None:
+    """sum [V, E] += grad [V, C] · factor [C, E], accumulated in the sum's precision."""
+    if grad_VC.dtype == sum_VE.dtype:
+        sum_VE.addmm_(grad_VC, factor_CE.to(sum_VE.dtype))
+    elif grad_VC.is_cuda:
+        torch.addmm(sum_VE, grad_VC, factor_CE.to(grad_VC.dtype), out_dtype=sum_VE.dtype, out=sum_VE)
+    else:
+        sum_VE.addmm_(grad_VC.to(sum_VE.dtype), factor_CE.to(sum_VE.dtype))

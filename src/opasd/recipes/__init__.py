@@ -1,7 +1,9 @@
 """Recipes: YAML files that hold what differs from the defaults or, with `extends`, from another recipe.
 
-Three keys describe a recipe and do not reach the run: `extends` (another recipe's name, or a file relative to this
-one), `description` (one line), `expects` (the published number it should reproduce).
+The packaged ones lie in folders: `lab` (the embedded model), `paper` (one for each published number), `open` (what the
+paper leaves open). Five keys do not reach a run: `extends` (another recipe's name, or a file relative to this one),
+`description` (one line), `expects` (the published number it should reproduce), `evaluate` (how `opasd sweep` evaluates
+the result; a parent's holds too) and `evaluate_only` (the model as it is: nothing is trained; a parent's holds too).
 
     config = load_recipe("opasd-qwen3-1.7b").config()
 """
@@ -9,15 +11,23 @@ one), `description` (one line), `expects` (the published number it should reprod
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes.checking import to_config
+from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
 from opasd.recipes.reading import parse_yaml, read_text
 
 FOLDER = Path(__file__).parent
+GROUPS = {
+    "lab": "The embedded model and task: no download, minutes on a CPU",
+    "paper": "The paper's experiments, each with its published number (`opasd recipes show NAME`)",
+    "open": "What the paper leaves open; no published numbers",
+}
+"""The folders of packaged recipes, and what is in them."""
 _MAX_PARENTS = 16
 
 
@@ -31,18 +41,36 @@ class Recipe:
     values: Mapping[str, Any]
     description: str = ""
     expects: Any = None
+    evaluate: Mapping[str, Any] | None = None
+    """How its result is evaluated; None where neither it nor a parent says."""
+    evaluate_only: bool = False
+    """The model as it is: nothing is trained."""
+    parents: tuple[str, ...] = ()
+    """What it extends, what that extends, and so on."""
+    group: str = ""
+    """The folder of a packaged one."""
 
     def config(self) -> RunConfig:
         """The checked configuration."""
         return to_config(self.values, self.where)
+
+    def evaluation(self) -> EvaluateConfig | None:
+        """The checked evaluation settings."""
+        return None if self.evaluate is None else to_evaluate(self.evaluate, self.where)
 
 
 DEFAULTS = Recipe("default", "the defaults", "", {}, "The defaults of every field.")
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """The recipes that come with the package, group by group."""
+    return list(_packaged())
+
+
+@cache
+def _packaged() -> dict[str, Path]:
+    files = {group: (FOLDER / group).glob("*.yaml") for group in GROUPS}
+    return {path.stem: path for several in files.values() for path in sorted(several, key=lambda path: path.stem)}
 
 
 def load_recipe(name_or_file: str | None) -> Recipe:
@@ -51,16 +79,16 @@ def load_recipe(name_or_file: str | None) -> Recipe:
 
 
 def _find(name_or_file: str, near: Path) -> Path:
-    if name_or_file in recipe_names():
-        return FOLDER / f"{name_or_file}.yaml"
+    if name_or_file in _packaged():
+        return _packaged()[name_or_file]
     path = near / Path(name_or_file).expanduser()
     if path.suffix.lower() in (".yaml", ".yml"):
         if path.is_file():
             return path
-        raise ConfigError(f"no file {path}; give an existing YAML file or a recipe: {', '.join(recipe_names())}")
+        raise ConfigError(f"no file {path}; give an existing YAML file or a recipe (`opasd recipes` lists them)")
     close = difflib.get_close_matches(name_or_file, recipe_names(), 1, 0.6)
-    hint = f"did you mean {close[0]}?" if close else "a file's name ends in .yaml"
-    raise ConfigError(f'no recipe "{name_or_file[:80]}"; {hint} The recipes are {", ".join(recipe_names())}')
+    hint = f"did you mean {close[0]}?" if close else "a file's name ends in .yaml."
+    raise ConfigError(f'no recipe "{name_or_file[:80]}"; {hint} `opasd recipes` lists the recipes')
 
 
 def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
@@ -69,17 +97,30 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
     text = read_text(path)
     values = parse_yaml(text, str(path))
     extends, description = values.pop("extends", None), values.pop("description", "")
-    expects = values.pop("expects", None)
+    expects, evaluate, only = (values.pop(key, None) for key in ("expects", "evaluate", "evaluate_only"))
     for key, value in (("extends", extends or ""), ("description", description)):
         if not isinstance(value, str):
             raise ConfigError(f"{path}: {key}: got {value!r:.60}; give one text")
+    if not isinstance(evaluate, dict | None):
+        raise ConfigError(f"{path}: evaluate: got {evaluate!r:.60}; give `key: value` lines, such as benchmarks: [lab]")
+    if not isinstance(only, bool | None):
+        raise ConfigError(f"{path}: evaluate_only: got {only!r:.60}; give true or false")
+    parents: tuple[str, ...] = ()
     if extends:
         try:
-            parent = _find(extends, path.parent)
+            found = _find(extends, path.parent)
         except ConfigError as error:
             raise ConfigError(f"{path}: extends: {error}") from None
-        values = merged(_load(parent, (*children, path.resolve())).values, values)
-    return Recipe(path.stem, str(path), text, values, description.strip(), expects)
+        parent = _load(found, (*children, path.resolve()))
+        values = merged(parent.values, values)
+        parents = (parent.name, *parent.parents)
+        only = parent.evaluate_only if only is None else only
+        if parent.evaluate is not None:
+            evaluate = merged(parent.evaluate, evaluate or {})
+    group = path.parent.name if _packaged().get(path.stem) == path else ""
+    return Recipe(
+        path.stem, str(path), text, values, description.strip(), expects, evaluate, bool(only), parents, group
+    )
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,53 +1,308 @@
-"""Line charts as plain SVG, drawn with the page's own colours so that they work in light and dark."""
+"""Figures as SVG, in the page with its own colours, or on their own with fixed ones.
+
+The page's script finds what it needs for the crosshair in `hover`: the scales of the plot and the points.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-WIDTH, HEIGHT = 420, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 34
-Point = tuple[float, float]
+from opasd.report.figures import Figure, Series, formatter
+from opasd.report.numbers import short
+from opasd.report.palette import CHART_STYLE, COLOURS, LIGHT, resolved
+from opasd.report.text import printable, safe, shortened
+
+WIDTH, PLOT_HEIGHT = 560, 236
+LEFT, RIGHT, BOTTOM = 52, 18, 46
+LEGEND_ROW = 20
+TITLE = 36
+"""Height of the title that a standalone picture carries."""
+MAX_POINTS = 1200
+"""A curve of more points is drawn by the lowest and highest of each stretch."""
+_CHARACTER = 7.0
+"""About the width of one character of the legend."""
 
 
-def line_chart(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str = "step") -> str:
-    """One line for each named series; points that are not finite are left out."""
-    lines = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in series.items()}
-    xs = [x for points in lines.values() for x, _ in points]
-    ys = [y for points in lines.values() for _, y in points]
-    if not xs:
-        return ""
-    x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(0.0, min(ys)), max(ys))
-    x_span, y_span = (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1])
+@dataclass(frozen=True)
+class _Frame:
+    """Where the plot lies in the picture, and which numbers its edges are."""
 
-    def place(x: float, y: float) -> str:
-        across = LEFT + (x - x_span[0]) / (x_span[1] - x_span[0]) * (WIDTH - LEFT - RIGHT)
-        down = HEIGHT - BOTTOM - (y - y_span[0]) / (y_span[1] - y_span[0]) * (HEIGHT - TOP - BOTTOM)
-        return f"{across:.1f},{down:.1f}"
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x: tuple[float, float]
+    y: tuple[float, float]
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    for y in y_ticks:
-        (x1, y1), (x2, y2) = (point.split(",") for point in (place(x_span[0], y), place(x_span[1], y)))
-        parts.append(f'<line class="grid" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{float(y1) + 4}" text-anchor="end">{_number(y)}</text>')
-    for x in x_ticks:
-        x1 = place(x, y_span[0]).split(",")[0]
-        parts.append(f'<text class="tick" x="{x1}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_number(x)}</text>')
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_label)}</text>')
-    for number, points in enumerate(lines.values()):
-        parts.append(f'<polyline class="line s{number}" points="{" ".join(place(x, y) for x, y in points)}"/>')
+    def across(self, value: float) -> float:
+        return self.left + (value - self.x[0]) / (self.x[1] - self.x[0]) * (self.right - self.left)
+
+    def down(self, value: float) -> float:
+        return self.bottom - (value - self.y[0]) / (self.y[1] - self.y[0]) * (self.bottom - self.top)
+
+
+def svg(figure: Figure, *, standalone: bool = False) -> str:
+    """The picture; standalone ones carry title, background and style."""
+    figure = _finite(figure)
+    legend, legend_height = _legend(figure)
+    top = 16 + legend_height + (TITLE if standalone else 0)
+    frame = _frame(figure, top)
+    height = round(frame.bottom + BOTTOM)
+    name = safe(f"{figure.title}: {figure.y_label} by {figure.x_label}")
+    parts = [f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"']
+    if standalone:
+        style = resolved(CHART_STYLE, LIGHT)
+        parts.append(f' xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"><style>{style}</style>')
+        parts.append(f'<rect class="back" width="{WIDTH}" height="{height}"/>')
+        parts.append(f'<text class="title" x="16" y="26">{safe(figure.title)}</text>')
+    else:
+        parts.append(">")
+    parts.append(f'<g transform="translate(0 {TITLE if standalone else 0})">{legend}</g>')
+    parts.append(_axes(figure, frame))
+    draw = {"line": _lines, "bar": _bars, "scatter": _bubbles}[figure.kind]
+    parts.append(draw(figure, frame))
     parts.append("</svg>")
-    return f"<figure><figcaption>{escape(title)}</figcaption>{''.join(parts)}</figure>"
+    return "".join(parts)
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers that enclose the range."""
-    span = (high - low) or abs(high) or 1.0
-    step = 10 ** math.floor(math.log10(span / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 6)
-    first = math.floor(low / step + 1e-9)
-    last = max(math.ceil(high / step - 1e-9), first + 1)
-    return [index * step for index in range(first, last + 1)]
+def hover(figure: Figure) -> dict[str, Any]:
+    """What the page's script needs of the figure: its plot, its scales, its points."""
+    figure = _finite(figure)
+    frame = _frame(figure, 16 + _legend(figure)[1])
+    return {
+        "id": figure.id,
+        "kind": figure.kind,
+        "plot": [frame.left, frame.right, frame.top, frame.bottom],
+        "x": [*frame.x],
+        "y": [*frame.y],
+        "xl": figure.x_label,
+        "yl": figure.y_label,
+        "pct": figure.percent,
+        "cat": [printable(name) for name in figure.categories],
+        "series": [
+            {
+                "n": printable(series.name),
+                "c": series.run % COLOURS,
+                "r": series.run,
+                "p": [[_compact(x), _compact(y)] for x, y in series.points],
+                **({"f": 1} if series.faint else {}),
+                **(
+                    {"lo": list(map(_compact, series.low)), "hi": list(map(_compact, series.high))}
+                    if series.low
+                    else {}
+                ),
+                **({"s": list(map(_compact, series.sizes))} if series.sizes else {}),
+            }
+            for series in figure.series
+        ],
+    }
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers within the range, about `count` of them."""
+    span = high - low
+    if not math.isfinite(span) or span <= 0:
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span / count))
+    step *= next(factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= count + 0.5)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [0.0 if index == 0 else index * step for index in range(first, last + 1)]
+
+
+def _finite(figure: Figure) -> Figure:
+    """The figure without points that cannot be drawn."""
+    kept = []
+    for series in figure.series:
+        good = [place for place, point in enumerate(series.points) if all(map(_drawable, point))]
+        pick = lambda values, good=good: [values[place] for place in good] if values else []  # noqa: E731
+        kept.append(
+            Series(
+                series.name, series.run, pick(series.points), pick(series.low), pick(series.high), series.faint,
+                pick(series.sizes), series.marks,
+            )
+        )  # fmt: skip
+    return Figure(**{**figure.__dict__, "series": kept})
+
+
+def _drawable(value: float) -> bool:
+    return math.isfinite(value) and abs(value) < 1e300
+
+
+def _frame(figure: Figure, top: float) -> _Frame:
+    xs = [x for series in figure.series for x, _ in series.points] or [0.0]
+    ys = [y for series in figure.series for _, y in series.points] or [0.0]
+    ys += [v for series in figure.series for v in (*series.low, *series.high) if _drawable(v)]
+    if figure.kind == "bar":
+        x = (-0.5, len(figure.categories) - 0.5) if figure.categories else (-0.5, 0.5)
+    else:
+        x = _padded(min(xs), max(xs), 0.12 if figure.kind == "scatter" else 0.0)
+    low, high = min(ys), max(ys)
+    if figure.from_zero or figure.kind == "bar":
+        low, high = min(low, 0.0), max(high, 0.0)
+    padding = 0.25 if figure.kind == "scatter" else 0.08
+    y_low, y_high = _padded(low, high, padding)
+    if (figure.from_zero or figure.kind == "bar") and low == 0:
+        y_low = 0.0
+    if figure.kind == "bar" and high == 0 and low < 0:
+        y_high = 0.0
+    if figure.percent and low >= 0 and high <= 1:
+        y_low, y_high = max(y_low, 0.0), min(y_high, 1.0)
+    return _Frame(LEFT, WIDTH - RIGHT, top, top + PLOT_HEIGHT, x, (y_low, y_high))
+
+
+def _padded(low: float, high: float, share: float) -> tuple[float, float]:
+    span = high - low
+    if span <= abs(high) * 1e-9:
+        room = abs(high) * 0.1 or 1.0
+        return low - room, high + room
+    return low - span * share, high + span * share
+
+
+def _axes(figure: Figure, frame: _Frame) -> str:
+    show = (lambda value: f"{100 * value:.3g} %") if figure.percent else short
+    parts = []
+    for value in ticks(*frame.y):
+        y = frame.down(value)
+        parts.append(f'<line class="grid" x1="{frame.left:g}" y1="{y:.1f}" x2="{frame.right:g}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{frame.left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(show(value))}</text>')
+    base = frame.down(0) if figure.kind == "bar" and frame.y[0] < 0 < frame.y[1] else frame.bottom
+    parts.append(f'<line class="axis" x1="{frame.left:g}" y1="{base:.1f}" x2="{frame.right:g}" y2="{base:.1f}"/>')
+    if figure.categories:
+        room = int((frame.right - frame.left) / max(len(figure.categories), 1) / _CHARACTER)
+        for place, name in enumerate(figure.categories):
+            text = safe(shortened(name, max(room, 4)))
+            parts.append(
+                f'<text x="{frame.across(place):.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>'
+            )
+    else:
+        for value in ticks(*frame.x, 7):
+            x = frame.across(value)
+            parts.append(
+                f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{escape(short(value))}</text>'
+            )
+    middle = (frame.left + frame.right) / 2
+    label = "" if figure.categories else safe(shortened(figure.x_label, 70))
+    parts.append(f'<text x="{middle:g}" y="{frame.bottom + 38:.1f}" text-anchor="middle">{label}</text>')
+    shown = safe(shortened(figure.y_label, 60))
+    parts.append(f'<text x="16" y="{frame.top - 8:.1f}">{shown}</text>')
+    return "".join(parts)
+
+
+def _legend(figure: Figure) -> tuple[str, float]:
+    """The runs' names in their colours, in as many rows as they need, and the height of it."""
+    names: dict[tuple[str, int], None] = dict.fromkeys(
+        (series.name, series.run) for series in figure.series if series.points and not series.faint
+    )
+    parts, x, y = [], 16.0, 14.0
+    for name, run in names:
+        text = printable(shortened(name, 34))
+        width = 26 + _CHARACTER * len(text) + 14
+        if x > 16 and x + width > WIDTH:
+            x, y = 16.0, y + LEGEND_ROW
+        colour = run % COLOURS
+        sample = (
+            f'<path class="curve k{colour}{_dash(run)}" d="M{x:.0f} {y - 4:.0f}h18"/>'
+            if figure.kind == "line"
+            else f'<rect class="f{colour}" x="{x + 3:.0f}" y="{y - 10:.0f}" width="12" height="12" rx="3"/>'
+        )
+        parts.append(
+            f'<g class="run{run}">{sample}<text class="name" x="{x + 24:.0f}" y="{y:.0f}">{escape(text)}'
+            f"<title>{safe(name)}</title></text></g>"
+        )
+        x += width
+    return "".join(parts), y + 12 if parts else 8.0
+
+
+def _lines(figure: Figure, frame: _Frame) -> str:
+    parts = []
+    for series in sorted(figure.series, key=lambda one: not one.faint):
+        colour, dash = series.run % COLOURS, _dash(series.run)
+        places = [(frame.across(x), frame.down(y)) for x, y in series.points]
+        inner = ""
+        if series.low:
+            edge = [(x, frame.down(v)) for (x, _), v in zip(places, series.low, strict=True) if _drawable(v)]
+            back = [(x, frame.down(v)) for (x, _), v in zip(places, series.high, strict=True) if _drawable(v)][::-1]
+            inner += f'<polygon class="band f{colour}" points="{_join([*edge, *back])}"/>'
+        faint = " faint" if series.faint else ""
+        inner += f'<polyline class="curve k{colour}{dash}{faint}" points="{_join(_thinned(places))}"/>'
+        if series.marks and len(places) <= 60:
+            inner += "".join(f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.4"/>' for x, y in places)
+        parts.append(f'<g class="run{series.run}">{inner}</g>')
+    return "".join(parts)
+
+
+def _bars(figure: Figure, frame: _Frame) -> str:
+    shown = [series for series in figure.series if series.points]
+    group = (frame.right - frame.left) / max(len(figure.categories), 1)
+    width = min(group * 0.8 / max(len(shown), 1), 54)
+    total = sum(len(series.points) for series in shown)
+    value_of = formatter(figure)
+    zero = frame.down(min(max(0.0, frame.y[0]), frame.y[1]))
+    parts = []
+    for place, series in enumerate(shown):
+        colour, inner = series.run % COLOURS, ""
+        for index, (x, y) in enumerate(series.points):
+            left = frame.across(x) + (place - len(shown) / 2) * width
+            end = frame.down(y)
+            inner += (
+                f'<rect class="f{colour}" x="{left + 1:.1f}" y="{min(end, zero):.1f}" width="{max(width - 2, 1):.1f}" '
+                f'height="{max(abs(end - zero), 0.6):.1f}" rx="2"/>'
+            )
+            if series.low:
+                middle, low, high = left + width / 2, frame.down(series.low[index]), frame.down(series.high[index])
+                inner += f'<line class="whisker" x1="{middle:.1f}" y1="{low:.1f}" x2="{middle:.1f}" y2="{high:.1f}"/>'
+            elif total <= 14:
+                above = end - 5 if y >= 0 else end + 14
+                text = escape(f"{100 * y:.1f} %" if figure.percent else f"{y:.3g}")
+                inner += f'<text x="{left + width / 2:.1f}" y="{above:.1f}" text-anchor="middle">{text}</text>'
+        inner += (
+            f"<title>{safe(series.name)}: {escape(value_of(series.points[0][1]))}</title>"
+            if len(series.points) == 1
+            else ""
+        )
+        parts.append(f'<g class="run{series.run}">{inner}</g>')
+    return "".join(parts)
+
+
+def _bubbles(figure: Figure, frame: _Frame) -> str:
+    largest = max((size for series in figure.series for size in series.sizes), default=0.0)
+    parts = []
+    for series in figure.series:
+        colour, inner = series.run % COLOURS, ""
+        for index, (x, y) in enumerate(series.points):
+            size = series.sizes[index] if series.sizes else largest
+            radius = 26 * math.sqrt(size / largest) if largest > 0 and size > 0 else 6.0
+            inner += (
+                f'<circle class="bubble f{colour} k{colour}" cx="{frame.across(x):.1f}" cy="{frame.down(y):.1f}" '
+                f'r="{max(radius, 4):.1f}"/><circle class="f{colour}" cx="{frame.across(x):.1f}" '
+                f'cy="{frame.down(y):.1f}" r="2.5"/>'
+            )
+        parts.append(f'<g class="run{series.run}">{inner}</g>')
+    return "".join(parts)
+
+
+def _thinned(places: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """At most MAX_POINTS points that keep every peak."""
+    if len(places) <= MAX_POINTS:
+        return places
+    stretch = math.ceil(2 * len(places) / MAX_POINTS)
+    kept = []
+    for start in range(0, len(places), stretch):
+        part = places[start : start + stretch]
+        ends = {min(part, key=lambda place: place[1]), max(part, key=lambda place: place[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def _join(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _dash(run: int) -> str:
+    return f" d{min(run // COLOURS, 3)}" if run >= COLOURS else ""
+
+
+def _compact(value: float) -> float:
+    return float(f"{value:.6g}")

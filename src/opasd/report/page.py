@@ -1,75 +1,145 @@
-"""One self-contained page: no network, light and dark, readable on a phone. Whatever a model wrote is escaped."""
+"""The page: self-contained, no network, light and dark, for phone and paper.
 
-from collections.abc import Mapping, Sequence
-from html import escape
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1d22; --soft: #667; --line: #d9dbe3; --back: #fff; --card: #f6f7fa;
-  --s0: #7a7f8c; --s1: #d99a00; --s2: #3568e0; --good: #14804a; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e9ee; --soft: #9aa0ae; --line: #343844; --back: #15171c;
-  --card: #1e2129; --s0: #9aa0ae; --s1: #f2bd42; --s2: #7aa2ff; --good: #58c98a; --bad: #ff8a80; } }
-* { box-sizing: border-box } body { margin: 0; background: var(--back); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif } main { max-width: 940px; margin: 0 auto; padding: 28px 18px 60px }
-h1 { font-size: 1.6rem; margin: 0 0 4px } h2 { font-size: 1.15rem; margin: 34px 0 10px } p { margin: 8px 0 }
-.soft, .tick { color: var(--soft) } .tick { fill: var(--soft); font-size: 11px }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-.wide { overflow-x: auto } th, td { text-align: right; padding: 7px 10px; border-bottom: 1px solid var(--line);
-  white-space: nowrap } th:first-child, td:first-child { text-align: left } th { font-weight: 600 }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); gap: 16px }
-figure { margin: 0; background: var(--card); border-radius: 10px; padding: 12px } figcaption { font-weight: 600;
-  font-size: .92rem } svg { width: 100%; height: auto } .grid { stroke: var(--line) } .line { fill: none;
-  stroke-width: 2; stroke-linejoin: round } .s0 { stroke: var(--s0); color: var(--s0) } .s1 { stroke: var(--s1);
-  color: var(--s1) } .s2 { stroke: var(--s2); color: var(--s2) } .key span { margin-right: 16px; font-weight: 600 }
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(250px, 1fr)); gap: 12px }
-.answers > div { background: var(--card); border-radius: 10px; padding: 10px 12px } pre { margin: 6px 0 0;
-  white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; unicode-bidi: isolate }
-.good { color: var(--good) }
-.bad { color: var(--bad) } details { margin: 10px 0 } @media print { body { background: #fff; color: #000 } }
+Whatever came from a run or a model is escaped as HTML or embedded as JSON and set as text. The content security policy
+names the page's own scripts and styles by their digests, so nothing else could run even if something slipped through.
 """
 
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
 
-def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
-    """The whole document; sections are HTML already."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f'<h1>{escape(title)}</h1><p class="soft">{escape(subtitle)}</p>{"".join(sections)}</main></body></html>\n'
+from opasd.report.charts import hover, svg
+from opasd.report.figures import Figure
+from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, declarations
+from opasd.report.tables import Table, to_csv, to_html, to_latex, to_markdown
+from opasd.report.text import digest, embedded, safe
+
+GENERATOR = "opasd report"
+
+
+def asset(name: str) -> str:
+    """A script or style of the package."""
+    return (files("opasd.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+class Page:
+    """Sections in order, and the data that the page's scripts read."""
+
+    def __init__(self, title: str, subtitle: str, runs: Sequence[str] = ()) -> None:
+        self.title = title
+        self.subtitle = subtitle
+        self.runs = runs
+        self._sections: list[tuple[str, str, str]] = []
+        self._figures: list[dict[str, Any]] = []
+        self._tables: dict[str, dict[str, str]] = {}
+        self._data: dict[str, Any] = {}
+        self._viewer = False
+
+    def section(self, name: str, title: str, *content: str) -> None:
+        """A heading, a place in the navigation (neither without a title), and HTML below it."""
+        self._sections.append((name, title, "".join(content)))
+
+    def figures(self, figures: Sequence[Figure]) -> str:
+        """The figures side by side."""
+        return f'<div class="charts">{"".join(map(self._figure, figures))}</div>' if figures else ""
+
+    def table(self, table: Table) -> str:
+        """The table with its note and what it can be saved as."""
+        self._tables[table.id] = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table)}
+        names = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
+        tools = "".join(
+            f'<button type="button" class="tool" data-table="{safe(table.id)}" data-as="{kind}">{name}</button>'
+            for kind, name in names.items()
+        )
+        note = f'<p class="soft small">{safe(table.caption)}</p>' if table.caption else ""
+        return f'{to_html(table)}{note}<div class="tools">{tools}</div>'
+
+    def data(self, name: str, value: Any) -> None:
+        """Data for a script, under the id `name`."""
+        self._data[name] = value
+
+    def use_viewer(self) -> None:
+        """Bring the attention viewer's script and style along."""
+        self._viewer = True
+
+    def html(self) -> str:
+        """The whole document."""
+        style, script = self._style(), asset("page.js")
+        scripts = [script, *([asset("viewer.js")] if self._viewer else [])]
+        data = {
+            "figure-data": self._figures,
+            "table-data": self._tables,
+            "chart-style": CHART_STYLE,
+            **self._data,
+        }
+        policy = (
+            f"default-src 'none'; script-src {' '.join(map(digest, scripts))}; style-src {digest(style)}; "
+            "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        )
+        title = safe(self.title)
+        blocks = "".join(
+            f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in data.items()
+        )
+        links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title, _ in self._sections if title)
+        body = "".join(
+            f'<section id="{name}">{f"<h2>{safe(heading)}</h2>" if heading else ""}{content}</section>'
+            for name, heading, content in self._sections
+        )
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta name="generator" content="{GENERATOR}"><title>{title}</title><style>{style}</style></head><body>'
+            f'<header class="top"><div><span class="brand">opasd</span><nav aria-label="Sections">{links}</nav>'
+            f'<button type="button" class="tool" id="theme">◐ auto</button>{self._chips()}</div></header>'
+            f'<main><h1>{title}</h1><p class="soft">{safe(self.subtitle)}</p>{body}'
+            "<footer>Self-contained: nothing is loaded from anywhere. Made with <code>opasd</code>.</footer></main>"
+            f"{blocks}{''.join(f'<script>{one}</script>' for one in scripts)}</body></html>\n"
+        )
+
+    def _figure(self, figure: Figure) -> str:
+        self._figures.append(hover(figure))
+        caption = f'<p class="soft small">{safe(figure.caption)}</p>' if figure.caption else ""
+        tools = "".join(
+            f'<button type="button" class="tool" data-get="{kind}">{kind.upper()}</button>'
+            for kind in ("svg", "png", "csv")
+        )
+        return (
+            f'<figure class="card" id="fig-{safe(figure.id)}"><figcaption>{safe(figure.title)}'
+            f'</figcaption><div class="chart">{svg(figure)}</div>{caption}<div class="tools">{tools}</div></figure>'
+        )
+
+    def _chips(self) -> str:
+        if len(self.runs) < 2:
+            return ""
+        chips = "".join(
+            f'<button type="button" class="chip" data-run="{number}" aria-pressed="true">'
+            f'<i class="dot c{number % COLOURS}"></i><bdi>{safe(name)}</bdi></button>'
+            for number, name in enumerate(self.runs)
+        )
+        return f'<div class="chips" role="group" aria-label="Runs shown">{chips}</div>'
+
+    def _style(self) -> str:
+        dots = "".join(f".dot.c{n}{{background:var(--run{n})}}" for n in range(COLOURS))
+        dark = declarations(DARK)
+        return (
+            f":root{{color-scheme:light dark;{declarations(LIGHT)}}}"
+            f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+            f":root[data-theme=dark]{{color-scheme:dark;{dark}}}:root[data-theme=light]{{color-scheme:light}}"
+            f"@media print{{:root:root{{color-scheme:light;{declarations(LIGHT)}}}}}"
+            f"{CHART_STYLE}{dots}{asset('page.css')}{asset('viewer.css') if self._viewer else ''}"
+        )
+
+
+def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
+    """What the reader must know first: each name with its remarks."""
+    rows = "".join(
+        f"<li><b><bdi>{safe(name)}</bdi></b>: {safe('; '.join(remarks))}</li>"
+        for name, remarks in items.items()
+        if remarks
     )
+    return f'<div class="notice"><b>{safe(heading)}</b><ul>{rows}</ul></div>' if rows else ""
 
 
-def section(title: str, *content: str) -> str:
-    """A heading and HTML below it."""
-    return f"<section><h2>{escape(title)}</h2>{''.join(content)}</section>"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of plain text."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def key(names: Sequence[str]) -> str:
-    """Which colour is which."""
-    spans = "".join(f'<span class="s{number}">{escape(name)}</span>' for number, name in enumerate(names))
-    return f'<p class="key">{spans}</p>'
-
-
-def answers(question: str, texts: Mapping[str, tuple[str, bool]]) -> str:
-    """The same problem answered by several models, side by side."""
-    cards = "".join(
-        f'<div><b>{escape(name)}</b> <span class="{"good" if correct else "bad"}">{"right" if correct else "wrong"}'
-        f"</span><pre>{escape(printable(text))}</pre></div>"
-        for name, (text, correct) in texts.items()
-    )
-    return f'<details open><summary>{escape(printable(question))}</summary><div class="answers">{cards}</div></details>'
-
-
-def printable(text: str) -> str:
-    """Text without what a page cannot show: control characters and lone surrogates."""
-    return (
-        "".join(c if c in "\n\t" or c.isprintable() or ord(c) > 0x2000 else "�" for c in text)
-        .encode("utf-8", "replace")
-        .decode()
-    )
+def paragraph(text: str) -> str:
+    return f'<p class="soft">{safe(text)}</p>'

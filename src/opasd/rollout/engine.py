@@ -25,6 +25,8 @@ class Completion:
 
     ids: tuple[int, ...]
     finish_reason: FinishReason
+    logprobs: tuple[float, ...] | None = None
+    """Of the model's own distribution, at temperature 1 with every token kept; only where they were asked for."""
 
 
 class RolloutEngine(Protocol):

@@ -30,10 +30,9 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, sampling: SamplingConfig) -> Te
 
 def kept_tokens(logits_BV: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
     """Probabilities [B, K], 0 where a token is not kept, and token ids [B, K], likeliest first."""
-    logits_BV = logits_BV.float() / sampling.temperature
     kept = min(sampling.top_k or logits_BV.shape[-1], logits_BV.shape[-1])
     logits_BK, token_BK = logits_BV.topk(kept, -1)
-    probability_BK = logits_BK.softmax(-1)
+    probability_BK = (logits_BK.float() / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
         before_BK = probability_BK.cumsum(-1) - probability_BK
         # The likeliest token is kept whatever its probability.

@@ -1,22 +1,31 @@
 """Rollouts with the training model itself, through transformers.
 
-Prompts are sorted by length, padded on the left and generated side by side; rows that have finished leave the batch, so
-the last long answers do not pay for the short ones. Padding is exact in hybrid stacks too: what a recurrent layer reads
-at a padded position is 0 and leaves its state at 0. Adapters stay as they are: nothing is merged into the base.
+On a GPU a model with a plain cache is decoded in slots (see `decoding`). Otherwise prompts are sorted by length, padded
+on the left and generated side by side; rows that have finished leave the batch, so the last long answers do not pay for
+the short ones. Padding is exact in hybrid stacks too: what a recurrent layer reads at a padded position is 0 and leaves
+its state at 0. Adapters stay as they are: nothing is merged into the base.
 
 Shapes: B rows, P prompt positions, T new tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from torch.distributed.tensor import DTensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import SamplingConfig
-from opasd.models import unwrap
+from opasd.models import model_type, unwrap
+from opasd.rollout.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
 from opasd.rollout.engine import Completion
 from opasd.rollout.sampling import sample
+from opasd.rollout.slots import fits
+
+_log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.75
 """Finished rows leave the batch when fewer than this share of its rows are still going."""
@@ -34,12 +43,20 @@ def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None)
 
 
 class TransformersEngine:
-    """Samples from `model` as it is at the moment of the call."""
+    """Samples from `model` as it is at the moment of the call, in at most `max_batch` rows; memory may allow fewer."""
 
-    def __init__(self, model: nn.Module, stop: frozenset[int], max_batch: int = 256) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        stop: frozenset[int],
+        max_batch: int = 256,
+        decoding: Literal["auto", "slots", "padded"] = "auto",
+    ) -> None:
         self.model = model
         self.stop = stop
         self.max_batch = max_batch
+        self.decoding = decoding
+        self._plans: dict[object, Plan | str] = {}
 
     @torch.no_grad()
     def generate(
@@ -48,23 +65,79 @@ class TransformersEngine:
         """One completion for each prompt, in order."""
         assert len(prompts) == len(seeds)
         assert all(len(prompt) > 0 for prompt in prompts)
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         completions: dict[int, Completion] = {}
-        was_training = self.model.training
+        rows = self.max_batch
+        was_training, device = self.model.training, unwrap(self.model).device
         self.model.eval()
         try:
-            for start in range(0, len(order), self.max_batch):
-                part = order[start : start + self.max_batch]
-                found = self._batch([prompts[i] for i in part], sampling, [seeds[i] for i in part])
-                completions.update(zip(part, found, strict=True))
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                plan = self._plan() if prompts else ""
+                while missing := [index for index in range(len(prompts)) if index not in completions]:
+                    asked, drawn = [prompts[i] for i in missing], [seeds[i] for i in missing]
+                    try:
+                        if isinstance(plan, Plan):
+                            found = decode(unwrap(self.model), plan, asked, sampling, drawn, self.stop, rows)
+                        else:
+                            found = self._batches(asked, sampling, drawn, rows)
+                        completions.update((missing[place], completion) for place, completion in found)
+                    except torch.OutOfMemoryError:
+                        if rows == 1:
+                            raise
+                        rows = -(-min(rows, len(missing)) // 2)
         finally:
             self.model.train(was_training)
         return [completions[index] for index in range(len(prompts))]
 
+    def _plan(self) -> Plan | str:
+        """How to decode in slots, or why not; found out once for each way the model's forward can go."""
+        reason = self._outside()
+        if reason and self.decoding != "slots":
+            return reason
+        base = unwrap(self.model)
+        state = tuple(getattr(module, "disable_adapters", None) for module in base.modules())
+        key = (base.dtype, base.config._attn_implementation, state)
+        if key not in self._plans:
+            plan = make_plan(base) if fits(base.config) else "its cache is not plain keys and values"
+            if isinstance(plan, str):
+                _log.info("%s is decoded in padded batches: %s", model_type(self.model), plan)
+            if plan == NOT_FINITE:  # that is these weights' fault
+                return plan
+            self._plans[key] = plan
+        plan = self._plans[key]
+        assert self.decoding != "slots" or isinstance(plan, Plan), plan
+        return plan
+
+    def _outside(self) -> str:
+        """Why slots are not even tried, if they are not."""
+        from peft import PeftModel
+
+        base = unwrap(self.model)
+        device = base.device
+        if not isinstance(self.model, PreTrainedModel | PeftModel) or base.config.is_encoder_decoder:
+            return "it is wrapped, or has an encoder"
+        if isinstance(self.model, PeftModel) and self.model.active_peft_config.is_prompt_learning:
+            return "its adapter is a prompt"
+        if any(parameter.device != device or isinstance(parameter, DTensor) for parameter in base.parameters()):
+            return "it is spread over several devices"
+        if torch.is_autocast_enabled(device.type):
+            return "autocast is on"
+        if self.decoding == "padded" or device.type != "cuda":
+            return "padded batches are wanted, or there is no GPU"
+        return ""
+
+    def _batches(
+        self, prompts: list[Sequence[int]], sampling: SamplingConfig, seeds: list[int], rows: int
+    ) -> Iterator[tuple[int, Completion]]:
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
+        for start in range(0, len(order), rows):
+            part = order[start : start + rows]
+            found = self._batch([prompts[i] for i in part], sampling, [seeds[i] for i in part])
+            yield from zip(part, found, strict=True)
+
     def _batch(self, prompts: list[Sequence[int]], sampling: SamplingConfig, seeds: list[int]) -> list[Completion]:
         device, limit = unwrap(self.model).device, sampling.max_new_tokens
         ids_BP, mask_BP = _left_pad(prompts, device)
-        uniform_TB = _uniform(seeds, limit).to(device)
+        uniform_TB = uniform_numbers(seeds, limit).to(device)
         stop = torch.tensor(sorted(self.stop), dtype=torch.long, device=device)
         cache = DynamicCache(config=unwrap(self.model).config)
         drawn_BT = torch.full((len(prompts), limit), _NOTHING, device=device)
@@ -100,12 +173,9 @@ class TransformersEngine:
             position_B = position_B + 1
             mask_BP = torch.nn.functional.pad(mask_BP, (0, 1), value=1)
         return [
-            self._completion(tuple(row_T[row_T != _NOTHING].tolist()), failed)
+            completion(tuple(row_T[row_T != _NOTHING].tolist()), failed, self.stop)
             for row_T, failed in zip(drawn_BT.cpu(), failed_B.tolist(), strict=True)
         ]
-
-    def _completion(self, ids: tuple[int, ...], failed: bool) -> Completion:
-        return Completion(ids, "error" if failed else "stop" if ids[-1] in self.stop else "length")
 
 
 def _left_pad(prompts: list[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -113,9 +183,3 @@ def _left_pad(prompts: list[Sequence[int]], device: torch.device) -> tuple[Tenso
     ids = torch.tensor([[*(0 for _ in range(longest - len(prompt))), *prompt] for prompt in prompts], device=device)
     lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
     return ids, (torch.arange(longest, device=device) >= longest - lengths_B1).long()
-
-
-def _uniform(seeds: Sequence[int], steps: int) -> Tensor:
-    """[steps, B]: each column from a generator of its own."""
-    columns = [torch.rand(steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    return torch.stack(columns, -1)

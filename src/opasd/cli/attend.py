@@ -1,0 +1,54 @@
+"""Show where teacher and student look along a trajectory, as a page.
+
+A RUN is shown before and after training, a MODEL as it is; `opasd attend lab --problem 3` needs no download.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from opasd.errors import ConfigError
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="opasd attend", description=__doc__)
+    parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run's folder, `lab`, a model's folder or hub name")
+    parser.add_argument(
+        "--problem", type=_count, nargs="+", default=[1], metavar="N", help="which problems, from 1 (default: 1)"
+    )
+    parser.add_argument(
+        "--data", metavar="SOURCE", help="problems with solutions (default: the run's, or the lab's own)"
+    )
+    parser.add_argument("--completion", type=Path, metavar="FILE", help="a text to look at instead of a sampled answer")
+    parser.add_argument("--sampler", choices=("after", "before"), default="after", help="who answers (default: after)")
+    parser.add_argument("--layers", type=_count, metavar="K", help="the last K layers (default: the run's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampled answer (default: 0)")
+    parser.add_argument("--max-new-tokens", type=_count, metavar="N", help="longest answer (default: the run's)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="page to write (default: in the run's attention folder)"
+    )
+    options = parser.parse_args(args)
+    if options.completion is not None and len(options.problem) > 1:
+        raise ConfigError("--completion is the answer to one problem; give one number after --problem")
+    from opasd.report import attend
+
+    page = attend.attend(
+        options.source,
+        options.problem,
+        data=options.data,
+        completion=options.completion,
+        sampler=options.sampler,
+        layers=options.layers,
+        seed=options.seed,
+        max_new_tokens=options.max_new_tokens,
+        out=options.out,
+    )
+    sys.stdout.write(f"{page}\n")
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)

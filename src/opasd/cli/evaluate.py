@@ -1,0 +1,223 @@
+"""Evaluate models on benchmarks: base, runs, adapters or merged models, several at once.
+
+Samples go to samples.jsonl as they come; the same command goes on where a killed one stopped. Results are in
+evaluation.json and, for a run, in its folder too.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from opasd.choices import Engine, Precision
+from opasd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opasd.evaluation.loop import Evaluation
+
+PAPER = ("aime24", "aime25", "aime26", "hmmt25")
+EXAMPLES = """examples:
+  opasd evaluate lab                                    the embedded model on its own task
+  opasd evaluate base runs/a runs/b --benchmarks aime24,aime25
+  opasd evaluate Qwen/Qwen3-1.7B --benchmarks math500,mine.jsonl --data-dir ~/benchmarks --samples 4
+  opasd evaluate --list"""
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    options = _parser().parse_args(args)
+    if options.list:
+        return _list(as_json=options.json)
+    if not options.targets:
+        raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
+    asked = _asked(options)
+    from opasd.evaluation import folder as folders
+    from opasd.evaluation.loop import evaluate
+    from opasd.evaluation.results import table
+    from opasd.run import hold
+
+    settings = asked.settings()
+    path = options.output or Path("evaluations") / folders.default_name(settings)
+    progress = ProgressLine()
+    folders.make(path)
+    with hold(path, "evaluation"):
+        settings = folders.enter(path, settings)
+        try:
+            evaluation = evaluate(asked, path, settings, _opener(options), progress)
+        except KeyboardInterrupt:
+            progress.say(f"stopped; what was drawn is in {path}: the same command goes on")
+            raise
+        finally:
+            progress.end()
+    if options.json:
+        sys.stdout.write(json.dumps(evaluation, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(f"{table(evaluation)}\n{path / folders.RESULTS}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="opasd evaluate",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "targets", metavar="TARGET", nargs="*", help="base, lab, a run, adapter or model folder, org/name"
+    )
+    parser.add_argument("--benchmarks", metavar="A,B", help="names (see --list), data files, folders, or YAML entries")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks that come by name")
+    parser.add_argument("--model", metavar="MODEL", help="what `base` is; unset: what the adapters were trained on")
+    parser.add_argument("--revision", help="commit of --model on the hub")
+    parser.add_argument("--dtype", choices=get_args(Precision), help="number format of the weights")
+    parser.add_argument("--engine", choices=get_args(Engine), default="transformers", help="what samples")
+    parser.add_argument("--server", metavar="URL", action="append", default=[], help="a vLLM server; may be repeated")
+    parser.add_argument("--max-batch", metavar="N", type=_count, default=128, help="samples drawn side by side (128)")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", type=Path, help="local copies of benchmarks; they win over the hub"
+    )
+    parser.add_argument("--problems", metavar="N", type=_count, help="only the first N problems of each benchmark")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="folder; unset: evaluations/… by the settings")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--profile", choices=("paper", "opsd", "lab"), help="settings by name (paper; lab for lab)")
+    sampling.add_argument("--samples", metavar="N", type=_count, help="answers for each problem")
+    sampling.add_argument("--seed", type=int, help="seed of the samples")
+    sampling.add_argument("--temperature", type=float, help="0 takes the likeliest token")
+    sampling.add_argument("--top-p", type=float)
+    sampling.add_argument("--top-k", type=int, help="0 keeps all")
+    sampling.add_argument("--min-p", type=float)
+    sampling.add_argument("--max-new-tokens", metavar="N", type=_count, help="longest completion")
+    sampling.add_argument("--budgets", metavar="A,B", type=_counts, help="cut the same samples at these lengths too")
+    sampling.add_argument(
+        "--thinking", action=argparse.BooleanOptionalAction, help="thinking mode of the chat template"
+    )
+    return parser
+
+
+def _asked(options: argparse.Namespace) -> "Evaluation":
+    """What the options come to; mistakes are told before anything is loaded."""
+    from opasd.config import ModelConfig
+    from opasd.evaluation.benchmarks import find_benchmarks, load
+    from opasd.evaluation.profiles import profile
+    from opasd.evaluation.targets import LAB, resolve
+
+    given = {"name_or_path": options.model, "revision": options.revision, "dtype": options.dtype}
+    model = ModelConfig.model_validate({k: v for k, v in given.items() if v}) if options.model else None
+    targets = resolve(options.targets, model)
+    if options.dtype:
+        targets = [replace(t, model=t.model.model_copy(update={"dtype": options.dtype})) for t in targets]
+    lab = all(target.model.name_or_path == LAB for target in targets)
+    names = [name.strip() for name in (options.benchmarks or "").split(",") if name.strip()]
+    entries = find_benchmarks(names or ([LAB] if lab else list(PAPER)))
+    changes = {name: getattr(options, name) for name in _SAMPLING}
+    chosen = profile(options.profile or ("lab" if lab else "paper"), changes)
+    loaded = [load(entry, options.data_dir, options.problems) for entry in entries]
+    for one in loaded:
+        wanted = one.benchmark.problems
+        if wanted and options.problems is None and len(one.problems) != wanted:
+            sys.stderr.write(f"{one.name}: {one.source} has {len(one.problems)} problems, not {wanted}\n")
+    if options.engine == "vllm_server" and not options.server:
+        raise ConfigError("--engine vllm_server needs the servers' addresses; give --server http://HOST:PORT")
+    from opasd.evaluation.loop import Evaluation
+
+    return Evaluation(targets, loaded, chosen, options.engine, options.max_batch)
+
+
+_SAMPLING = (
+    "samples", "seed", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "budgets", "thinking",
+)  # fmt: skip
+
+
+def _opener(options: argparse.Namespace) -> Any:
+    from opasd.checkpoints import open_base
+    from opasd.config import RolloutConfig, ServersConfig
+
+    servers = ServersConfig(urls=tuple(options.server))
+    rollout = RolloutConfig(engine=options.engine, max_batch=options.max_batch, servers=servers)
+    return lambda model: open_base(model, rollout)
+
+
+def _list(*, as_json: bool) -> int:
+    from opasd.evaluation.benchmarks import packaged
+
+    entries = packaged()
+    if as_json:
+        rows = [entry.model_dump(mode="json") for entry in entries.values()]
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return 0
+    for entry in entries.values():
+        where = entry.source + (f" at {entry.revision[:12]}" if entry.revision else "")
+        sys.stdout.write(
+            f"{entry.name:<8} {entry.title:<30} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
+        )
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part.strip()) for part in text.split(","))
+
+
+class ProgressLine:
+    """One line on standard error: redrawn on a terminal, now and then in a log."""
+
+    _EVERY = 15.0
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._total = self._done = self._drawn = self._tokens = 0
+        self._seconds = 0.0
+        self._shown = 0.0
+        self._open = False
+
+    def begin(self, total: int, done: int) -> None:
+        self._total, self._done = total, done
+        if done:
+            self.say(f"{done} of {total} samples are there already")
+
+    def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
+        self._done += samples
+        self._drawn += samples
+        self._tokens += tokens
+        self._seconds += seconds
+        if not self._terminal and self._done < self._total and time.monotonic() - self._shown < self._EVERY:
+            return
+        self._shown = time.monotonic()
+        left = int((self._total - self._done) * self._seconds / max(self._drawn, 1))
+        share = self._done / max(self._total, 1)
+        bar = "█" * int(20 * share) + "·" * (20 - int(20 * share))
+        speed = self._tokens / max(self._seconds, 1e-9)
+        line = f"{bar} {self._done:,}/{self._total:,}  {speed:,.0f} tokens/s  left {_clock(left)}  {label}"
+        if self._terminal:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{line[:width]}")
+            self._open = True
+        else:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        self.end()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False
+
+
+def _clock(seconds: int) -> str:
+    hours, rest = divmod(seconds, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

@@ -1,0 +1,42 @@
+"""Make one self-contained page of runs: results, figures, tables, samples, settings.
+
+A RUN is the folder that `opasd train` or `opasd evaluate` made, or a folder of such; the first one is what others are
+compared with. Beside the page: figures as SVG with their data, tables as CSV, Markdown and LaTeX.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from opasd.errors import ConfigError
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="opasd report", description=__doc__)
+    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folders of runs or evaluations")
+    parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write (default: report)")
+    parser.add_argument(
+        "--facts", action="append", default=[], metavar="FILE",
+        help="published numbers to show too: a YAML or JSON file, or `paper` for the paper's own",
+    )  # fmt: skip
+    parser.add_argument("--title", default="", help="heading of the page")
+    parser.add_argument("--png", action="store_true", help="figures as PNG too (needs opasd[png])")
+    options = parser.parse_args(args)
+    if not options.runs and not options.facts:
+        raise ConfigError("nothing to report on; give run folders, such as runs/NAME, or --facts paper")
+    from opasd.report.facts import read_facts
+    from opasd.report.folders import read_runs
+    from opasd.report.png import rasteriser
+    from opasd.report.write import check_folder, make, write
+
+    check_folder(options.out)
+    rasterise = rasteriser() if options.png else None
+    facts = [read_facts(name) for name in options.facts]
+    runs = read_runs(options.runs)
+    for one in runs:
+        for note in one.notes:
+            sys.stderr.write(f"{one.name}: {note}\n")
+    page = write(make(runs, facts, title=options.title), options.out, rasterise)
+    sys.stdout.write(f"{page}\n")
+    return 0

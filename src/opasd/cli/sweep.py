@@ -1,0 +1,258 @@
+"""Run a grid or a list of recipes, evaluate the results, and end in a table.
+
+WHAT is a sweep that comes with the package (--list), a sweep's file, or recipes by name. Runs are made in
+sweeps/NAME, each in a folder named by what differs. The same command again goes on: what is done is skipped, what was
+cut short is resumed, what failed by a mistake is told and not tried again (--retry does). A run that fails does not
+stop the others. Ctrl-C and SIGTERM let every run save and end; a second Ctrl-C kills.
+
+Any field of the configuration can be set for all runs (--train.max-steps 10), and any option of the evaluation
+(--evaluate.problems 100).
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opasd.cli import STOPPED, USER_MISTAKE
+from opasd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opasd.sweep.running import Place
+    from opasd.sweep.spec import Sweep
+
+EPILOG = """examples:
+  opasd sweep --list                                 the sweeps that come with the package
+  opasd sweep lab-lambda                             the paper's table of attention weights, on the embedded model
+  opasd sweep lab-lambda --dry-run                   what there is to do
+  opasd sweep lab lab-opsd --seeds 1,42,123          two recipes, three seeds each
+  opasd sweep main --jobs 4 --gpus-per-run 2         four runs at a time, two GPUs each
+  opasd sweep lambda --reuse sweeps/main             λ = 0.5 is there already
+  opasd sweep lambda --slurm --time 12:00:00 > job.sh && sbatch job.sh
+  opasd report sweeps/lab-lambda                     the page with every figure
+
+Exit codes: 0 everything is done; 2 a mistake in what was given, or nothing but mistakes among the runs that failed;
+1 a run failed otherwise; 75 stopped by a signal (the same command goes on)."""
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    from opasd.config import RunConfig
+    from opasd.recipes.evaluate import EvaluateConfig
+    from opasd.sweep.fields import take_flags
+
+    rest, fields = take_flags(args, {"": RunConfig, "evaluate.": EvaluateConfig})
+    options = _parser().parse_args(rest)
+    if options.list:
+        return _list(as_json=options.json)
+    if not options.what:
+        raise ConfigError("nothing to sweep; give a sweep's name (--list), a sweep's file, or recipes")
+    from opasd.sweep.commands import Slurm, as_shell, as_slurm, divided
+    from opasd.sweep.running import visible_gpus
+    from opasd.sweep.spec import Changes, load_sweep
+
+    seeds = _numbers(options.seeds)
+    changes = Changes(fields[""], fields["evaluate."], seeds, evaluated=not options.no_evaluation)
+    sweep = load_sweep(options.what, changes)
+    folder = options.output or Path("sweeps") / sweep.name
+    processes = max(1, options.gpus_per_run)
+    sweep = replace(sweep, runs=tuple(divided(run, processes) for run in sweep.runs))
+    if options.print_commands:
+        sys.stdout.write(as_shell(sweep, folder, processes))
+        return 0
+    if options.slurm:
+        asked = Slurm(options.jobs, options.gpus_per_run, options.time, tuple(options.slurm_option))
+        sys.stdout.write(as_slurm(sweep, folder, _again(args), asked))
+        return 0
+    gpus = visible_gpus()
+    if processes > max(1, len(gpus)):
+        raise ConfigError(f"--gpus-per-run {processes}, but there are {len(gpus)} GPUs here; give at most that many")
+    return _sweep(sweep, folder, options, gpus, shlex.join(args))
+
+
+def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str) -> int:
+    from opasd.cli._plan import plan
+    from opasd.run import hold
+    from opasd.sweep.running import Machine, Place, Sweeping
+
+    processes = max(1, options.gpus_per_run)
+    places = [Place(run, folder, processes) for run in sweep.runs]
+    chosen = _chosen(places, options.only)
+    if options.table:
+        return _finish(sweep, places, folder, {}, as_json=options.json)
+    for place in chosen:
+        place.check()
+        errors = [] if place.run.evaluate_only else plan(place.run.config, processes)["errors"]
+        if errors and not place.trained():
+            raise ConfigError(f"{place.run.name} cannot run:\n  " + "\n  ".join(errors))
+    if options.dry_run:
+        sys.stdout.write(_dry_run(sweep, chosen, folder))
+        return 0
+    if options.retry:
+        for place in chosen:
+            place.forget()
+    machine = Machine(options.jobs or 1, gpus, options.gpus_per_run)
+    for source in options.reuse:
+        if not source.is_dir():
+            raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in options.reuse:
+            for place in chosen:
+                for linked in place.reuse(source):
+                    _say(f"{place.run.name}: from {linked}")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be used ({error.strerror}); give other folders") from error
+    # Tasks of a cluster work in one folder, each on its own run.
+    with nullcontext() if options.only else hold(folder, "sweep"):
+        sweeping = Sweeping(chosen, machine, _say)
+        sweeping.run()
+    if sweeping.stopping:
+        _say(f"stopped; continue with: opasd sweep {given}")
+        return STOPPED
+    failed = {name: message for name, (_, message) in sweeping.failed.items()}
+    if not options.only:
+        _finish(sweep, places, folder, failed, as_json=options.json)
+    for name, (code, message) in sweeping.failed.items():
+        _say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message}")
+    codes = {code for code, _ in sweeping.failed.values()}
+    return 0 if not codes else USER_MISTAKE if codes == {USER_MISTAKE} else 1
+
+
+def _finish(sweep: "Sweep", places: "list[Place]", folder: Path, failed: dict[str, str], *, as_json: bool) -> int:
+    """Write and print the table."""
+    from opasd.sweep import results
+
+    told = {place.run.name: failed.get(place.run.name) or place.mistake() or "" for place in places}
+    outcomes = [results.read_outcome(place, sweep.table.metrics, told[place.run.name]) for place in places]
+    table, whole = results.make_table(sweep, outcomes), results.as_json(sweep, outcomes)
+    try:
+        results.write(folder / "tables", [table, *results.seed_tables(outcomes)], whole)
+    except OSError as error:
+        raise ConfigError(f"{folder / 'tables'} cannot be written ({error.strerror}); free space or rights") from error
+    sys.stdout.write(json.dumps(whole, ensure_ascii=False) + "\n" if as_json else results.as_text(table))
+    sys.stdout.flush()
+    _say(f"{folder / 'tables'}; the page with every figure: opasd report {shlex.quote(str(folder))}")
+    return 0
+
+
+def _dry_run(sweep: "Sweep", places: "list[Place]", folder: Path) -> str:
+    trained = [place.run.settings for place in places if not place.run.evaluate_only] or [{}]
+    common = {field: value for field, value in trained[0].items() if all(s.get(field) == value for s in trained)}
+    width = max(len(place.run.name) for place in places)
+    lines = [f"{sweep.name}: {len(places)} runs in {folder}", *([f"  all: {_settings(common)}"] if common else [])]
+    for place in places:
+        run, todo = place.run, []
+        if not place.trained():
+            todo.append("go on with training" if place.begun() else f"train {run.config.train.max_steps} steps")
+        if run.evaluate is not None and not place.evaluated():
+            todo.append(f"evaluate {', '.join(run.evaluate.benchmarks)}".strip())
+        if (message := place.mistake()) is not None:
+            todo = [f"failed before: {message}"]
+        own = {} if run.evaluate_only else {k: v for k, v in run.settings.items() if k not in common}
+        what = f"{run.recipe}{': ' if own else ''}{_settings(own)}"
+        lines.append(f"  {run.name:<{width}}  {'; '.join(todo) or 'done'}  ({what})")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field} {value}" for field, value in settings.items())
+
+
+def _chosen(places: "list[Place]", only: list[str]) -> "list[Place]":
+    names = [name for given in only for name in given.split(",") if name]
+    known = {place.run.name: place for place in places}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"--only: no run {', '.join(unknown)}; the runs are {', '.join(known)}")
+    return [known[name] for name in names] if names else places
+
+
+def _again(args: list[str]) -> list[str]:
+    """The arguments that a task of a cluster repeats: all but how the script is made and where runs lie."""
+    rest, waiting = [], list(args)
+    while waiting:
+        word = waiting.pop(0)
+        flag, equals, _ = word.partition("=")
+        if flag in ("--jobs", "--time", "--slurm-option", "--output"):
+            del waiting[: 0 if equals else 1]
+        elif word != "--slurm":
+            rest.append(word)
+    return rest
+
+
+def _list(*, as_json: bool) -> int:
+    from opasd.sweep.spec import load_sweep, sweep_names
+
+    sweeps = [load_sweep([name]) for name in sweep_names()]
+    if as_json:
+        rows = [
+            {"name": one.name, "description": one.description, "runs": [run.name for run in one.runs]} for one in sweeps
+        ]
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return 0
+    width = max(len(one.name) for one in sweeps)
+    for one in sorted(sweeps, key=lambda one: (one.name.startswith("lab"), one.name)):
+        sys.stdout.write(f"{one.name:<{width}}  {len(one.runs):>2} runs  {one.description}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="opasd sweep", description=__doc__, epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="opasd sweep WHAT [WHAT ...] [options] [--SECTION.FIELD VALUE ...] [--evaluate.OPTION VALUE ...]",
+    )  # fmt: skip
+    parser.add_argument("what", metavar="WHAT", nargs="*", help="a sweep's name or file, or recipes")
+    parser.add_argument("--list", action="store_true", help="list the sweeps that come with the package")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="the sweep's folder (default: sweeps/NAME)")
+    parser.add_argument("--seeds", metavar="A,B", help="every run with each of these seeds")
+    parser.add_argument("--no-evaluation", action="store_true", help="train only")
+    parser.add_argument(
+        "--reuse", metavar="DIR", type=Path, action="append", default=[],
+        help="link finished runs of the same settings from another sweep's folder instead of making them again",
+    )  # fmt: skip
+    parser.add_argument("--only", metavar="RUN", action="append", default=[], help="these runs alone; no table")
+    parser.add_argument("--retry", action="store_true", help="try again what failed by a mistake")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    machine = parser.add_argument_group("this machine")
+    machine.add_argument("--jobs", metavar="N", type=_count, help="runs at a time (default: 1)")
+    machine.add_argument(
+        "--gpus-per-run", metavar="N", type=int, choices=range(1025), default=1,
+        help="GPUs, and processes, of each run (default: 1; 0 hides them); runs take turns on the GPUs, and a step "
+        "has as many problems as on one",
+    )  # fmt: skip
+    instead = parser.add_argument_group("instead of running").add_mutually_exclusive_group()
+    instead.add_argument("--dry-run", action="store_true", help="tell what there is to do")
+    instead.add_argument("--table", action="store_true", help="make the table of what there is")
+    instead.add_argument("--print-commands", action="store_true", help="print the commands, one line for each run")
+    instead.add_argument("--slurm", action="store_true", help="print a Slurm array script; --jobs limits it")
+    cluster = parser.add_argument_group("Slurm")
+    cluster.add_argument("--time", default="24:00:00", help="time limit of a task (default: 24:00:00)")
+    cluster.add_argument(
+        "--slurm-option", metavar="OPTION", action="append", default=[],
+        help="another #SBATCH line, such as --slurm-option=--partition=gpu; may be repeated",
+    )  # fmt: skip
+    return parser
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if text is not None and (not parts or not all(part.lstrip("-").isdecimal() for part in parts)):
+        raise ConfigError(f"--seeds: got {text!r:.60}; give whole numbers such as 1,42,123")
+    return tuple(map(int, parts))
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

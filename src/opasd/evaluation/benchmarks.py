@@ -1,0 +1,264 @@
+"""Benchmarks: small entries that say where problems come from and how they are asked and graded.
+
+    find_benchmark("aime24") ─► Benchmark ─► load() ─► LoadedBenchmark(problems with answers, where they came from)
+
+A local copy wins over the hub. A problem's id is its place in the benchmark, so the same samples are drawn from either.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
+from opasd.data import Problem, load_problems
+from opasd.errors import ConfigError, DataError
+from opasd.evaluation.grading import AnswerKind
+from opasd.recipes.checking import explain
+from opasd.recipes.reading import read_yaml
+from opasd.sources import Origin, files_by_split, listing, rows_of
+
+LAB = "lab"
+PACKAGED = Path(__file__).with_name("benchmarks.yaml")
+DATA_DIR = "OPASD_DATA_DIR"
+"""Environment variable with the folder of local copies."""
+QUESTIONS, ANSWERS = ("problem", "question"), ("answer", "Answer")
+"""Columns of a file that no entry describes."""
+_KINDS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
+_INTEGER = re.compile(r"[-+]?\d[\d,]*", re.ASCII)
+
+
+class Benchmark(Section):
+    """One entry."""
+
+    name: str
+    """What the command line calls it."""
+    title: str = ""
+    """What a table calls it."""
+    source: str
+    """A data set on the hub, a file, a folder, or `lab`."""
+    revision: str | None = None
+    """Commit of a hub data set. Unset: the newest, whose hash is recorded."""
+    subset: str | None = None
+    """Configuration of a hub data set."""
+    split: str = "train"
+    """Split that holds the problems."""
+    question: str = "problem"
+    """Column with the problem."""
+    answer: str = "answer"
+    """Column with the answer."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group is the answer in its column; a text without it is the answer itself."""
+    kind: AnswerKind = "expression"
+    """What the answers are."""
+    prompt: str = PromptConfig().student
+    """The user's message."""
+    instruction: str = PromptConfig().instruction
+    """What it asks for."""
+    problems: int | None = Field(default=None, gt=0)
+    """How many problems there are."""
+    also: tuple[str, ...] = ()
+    """Other names, of local copies too."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _a_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            groups = 1 if pattern is None else re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        if groups < 1:
+            raise ValueError("it needs a group, in parentheses, around the answer")
+        return pattern
+
+    def prompts(self) -> PromptConfig:
+        """The wording of its problems."""
+        return PromptConfig(student=self.prompt, instruction=self.instruction)
+
+
+@dataclass(frozen=True)
+class LoadedBenchmark:
+    """A benchmark and its problems, each with an answer."""
+
+    benchmark: Benchmark
+    problems: tuple[Problem, ...]
+    source: str
+    """What was read: a path, a hub name or `lab`."""
+    revision: str | None
+    """The commit that was read, of the hub."""
+
+    @property
+    def name(self) -> str:
+        return self.benchmark.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs when a question, an answer or the way they are asked and graded does."""
+        asked = [self.benchmark.prompt, self.benchmark.instruction, self.benchmark.kind]
+        rows = [[problem.id, problem.question, problem.answer] for problem in self.problems]
+        return hashlib.blake2b(json.dumps([asked, rows]).encode(), digest_size=16).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """What a result says of it."""
+        return {
+            "title": self.benchmark.title or self.name,
+            "source": self.source,
+            "revision": self.revision,
+            "problems": len(self.problems),
+            "kind": self.benchmark.kind,
+            "prompt": self.benchmark.prompt,
+            "instruction": self.benchmark.instruction,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def packaged() -> dict[str, Benchmark]:
+    """The entries that come with the package, by name."""
+    return dict(_packaged())
+
+
+@cache
+def _packaged() -> Mapping[str, Benchmark]:
+    return read_entries(PACKAGED)
+
+
+def read_entries(path: Path) -> dict[str, Benchmark]:
+    """The entries of a YAML file, by name; relative sources are beside it."""
+    entries: dict[str, Benchmark] = {}
+    for name, values in read_yaml(path).items():
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: {name}: got {values!r:.60}; give an entry's fields, such as `source: …`")
+        try:
+            entry = Benchmark.model_validate({"name": name, **values})
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {name}: {'; '.join(explain(error, Benchmark))}") from None
+        beside = path.parent / Path(entry.source).expanduser()
+        entries[name] = entry.model_copy(update={"source": str(beside)}) if beside.exists() else entry
+    return entries
+
+
+def find_benchmarks(names: list[str]) -> list[Benchmark]:
+    """The entries that names, files of entries, data files or folders stand for."""
+    known = packaged()
+    chosen: dict[str, Benchmark] = {}
+    for name in names:
+        for entry in _find(name, known):
+            if entry.name in chosen and chosen[entry.name] != entry:
+                raise ConfigError(f'two benchmarks are called "{entry.name}"; rename one file or entry')
+            chosen[entry.name] = entry
+    return list(chosen.values())
+
+
+def _find(name: str, known: Mapping[str, Benchmark]) -> list[Benchmark]:
+    for entry in known.values():
+        if name.casefold() in {other.casefold() for other in (entry.name, *entry.also)}:
+            return [entry]
+    path = Path(name).expanduser()
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return list(read_entries(path).values())
+    if path.exists():
+        stem = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
+        return [Benchmark(name=stem or path.name, source=str(path))]
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {close[0]}?" if close else "a file or folder is given by its path."
+    raise ConfigError(f'no benchmark "{name[:80]}"; {hint} The benchmarks are {", ".join(known)}')
+
+
+def load(entry: Benchmark, data_dir: Path | None = None, limit: int | None = None) -> LoadedBenchmark:
+    """The benchmark's problems, the first `limit` of them; from `data_dir` where it has a copy."""
+    if entry.source == LAB:
+        return LoadedBenchmark(entry, tuple(_lab_problems(entry, limit)), LAB, None)
+    local = _local_copy(entry, data_dir) or _existing(entry.source)
+    columns = ColumnConfig(question=entry.question, solution=None, answer=entry.answer)
+    config = DataConfig(source=entry.source, revision=entry.revision, subset=entry.subset, split=entry.split)
+    config = config.model_copy(update={"columns": columns, "deduplicate": False})
+    if local:
+        inner = local / entry.subset if entry.subset and (local / entry.subset).is_dir() else local
+        config = config.model_copy(update={"source": str(inner), "subset": None, "split": _split(inner, entry)})
+        config = config.model_copy(update={"columns": _columns(config, entry)})
+    try:
+        found = load_problems(config=config)
+    except DataError as error:
+        if local:
+            raise
+        raise DataError(
+            f"{entry.name}: {str(error).partition('; ')[0]}. Without network put a copy, {entry.name}.jsonl or what `hf"
+            f" download {entry.source} --repo-type dataset --local-dir DIR/{entry.name}` fetches, into DIR and give "
+            "--data-dir DIR"
+        ) from error
+    problems = [_numbered(problem, number, entry) for number, problem in enumerate(found, 1)]
+    if entry.kind == "expression" and all(_INTEGER.fullmatch(problem.answer or "") for problem in problems):
+        entry = entry.model_copy(update={"kind": "integer"})
+    return LoadedBenchmark(entry, tuple(problems[:limit]), config.source, found.report.revision)
+
+
+def _lab_problems(entry: Benchmark, limit: int | None) -> list[Problem]:
+    from opasd.lab.task import make_problems
+
+    problems = make_problems("test", min(limit or 10**9, entry.problems or 1200), 0)
+    return [dataclasses.replace(problem, solution="") for problem in problems]
+
+
+def _numbered(problem: Problem, number: int, entry: Benchmark) -> Problem:
+    answer = problem.answer
+    if answer is None:
+        raise DataError(f'{problem.id}: column "{entry.answer}" has no answer; a benchmark needs one in every row')
+    if entry.answer_pattern and (found := re.search(entry.answer_pattern, answer)):
+        answer = found[1]
+    if entry.kind == "integer" and not _INTEGER.fullmatch(answer.strip()):
+        raise DataError(f"{problem.id}: the answer is {answer[:60]!r}, not an integer; set kind: expression")
+    return Problem(problem.question, "", answer.strip(), f"{entry.name}/{number}")
+
+
+def _local_copy(entry: Benchmark, data_dir: Path | None) -> Path | None:
+    """The copy of a benchmark in `data_dir`: NAME.jsonl (json, csv, parquet) or a folder NAME of the hub's form."""
+    folder = data_dir or (Path(os.environ[DATA_DIR]) if os.environ.get(DATA_DIR) else None)
+    if folder is None:
+        return None
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}, where local copies of benchmarks are looked for; give an existing one")
+    here = {path.name.casefold(): path for path in folder.iterdir()}
+    names = (entry.name, *entry.also, entry.source.rpartition("/")[2], entry.source.replace("/", "--"))
+    for name in names:
+        for candidate in (*(f"{name}.{kind}" for kind in _KINDS), name):
+            if found := here.get(candidate.casefold()):
+                return found
+    return None
+
+
+def _existing(source: str) -> Path | None:
+    path = Path(source).expanduser()
+    return path if path.exists() else None
+
+
+def _split(source: Path, entry: Benchmark) -> str:
+    """The entry's split, or the only one that a folder has."""
+    found = files_by_split(source) if source.is_dir() else {}
+    return next(iter(found)) if len(found) == 1 else entry.split
+
+
+def _columns(config: DataConfig, entry: Benchmark) -> ColumnConfig:
+    """The entry's columns, or in their place the usual ones, by the first row of a local file."""
+    first = next(rows_of(config.source, config, Origin()), None)
+    row = first[2] if first else None
+    if not isinstance(row, Mapping):
+        return config.columns
+    question = next((name for name in (entry.question, *QUESTIONS) if name in row), None)
+    answer = next((name for name in (entry.answer, *ANSWERS) if name in row), None)
+    if question is None or answer is None:
+        missing = "question" if question is None else "answer"
+        raise DataError(
+            f"{config.source}: no column for the {missing}; there is {listing(row)}. Describe it in a YAML entry: "
+            f"`{entry.name}: {{source: {Path(config.source).name}, question: …, answer: …}}`"
+        )
+    return ColumnConfig(question=question, solution=None, answer=answer)

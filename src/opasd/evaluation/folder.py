@@ -1,0 +1,120 @@
+"""An evaluation's folder: what was asked (settings.json, problems.jsonl), every sample (samples.jsonl), the results
+(evaluation.json).
+
+    evaluations/base+first-aime24-3f9a12bc/
+
+The same settings find the same folder again and go on in it; targets and benchmarks may be added, anything else is
+refused. Results of a target that is a run are copied to the run's folder, as `evaluations/NAME.json`.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from opasd.errors import ConfigError
+
+SETTINGS, SAMPLES, RESULTS = "settings.json", "samples.jsonl", "evaluation.json"
+PROBLEMS = "problems.jsonl"
+ADDED = ("targets", "benchmarks")
+"""What may be added to; each by its name."""
+_IDENTITY = {"targets": ("model", "dtype", "fingerprint"), "benchmarks": ("fingerprint",)}
+_UNSAFE = re.compile(r"[^\w.+-]+")
+
+
+def default_name(settings: Mapping[str, Any]) -> str:
+    """A readable name that differs when any setting does."""
+    digest = hashlib.blake2b(json.dumps(_identity(settings), sort_keys=True).encode(), digest_size=4).hexdigest()
+    names = "-".join("+".join(settings[part]) for part in ADDED)
+    return f"{_UNSAFE.sub('_', names)[:80].strip('.')}-{digest}"
+
+
+def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes samples comparable: everything but where a benchmark or an adapter was read from."""
+    parts = {
+        part: {name: [about[key] for key in _IDENTITY[part]] for name, about in settings[part].items()}
+        for part in ADDED
+    }
+    return dict(settings) | parts
+
+
+def make(path: Path) -> None:
+    """Make the folder, if it is not there yet."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written to ({error.strerror}); give another --output") from error
+
+
+def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Begin in the folder or go on in it: the settings of all that is in it now."""
+    there = None
+    try:
+        if (path / SETTINGS).exists():
+            there = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            together = _together(path, there, settings)
+        elif (path / SAMPLES).exists():
+            raise ConfigError(f"{path} has {SAMPLES} but no {SETTINGS}; give a new --output")
+        else:
+            together = settings
+        if together != there:
+            write_json(path / SETTINGS, together)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written to ({error.strerror}); give another --output") from error
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path / SETTINGS} is damaged ({error}); give a new --output") from error
+    return together
+
+
+def _together(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    here, mine = _identity(there), _identity(asked)
+    differing = [
+        f"{name} is {here.get(name)} there and {mine[name]} now"
+        for name in mine
+        if name not in ADDED and here.get(name) != mine[name]
+    ]
+    for part in ADDED:
+        differing += [
+            f"{part}: {name} is another one"
+            for name in mine[part]
+            if here[part].get(name, mine[part][name]) != mine[part][name]
+        ]
+    if differing:
+        raise ConfigError(
+            f"{path} holds samples of other settings: {'; '.join(differing)}. Give the same ones or another --output"
+        )
+    return there | {part: there[part] | asked[part] for part in ADDED}
+
+
+def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add problems to problems.jsonl, for whoever reads the samples; those of other benchmarks stay."""
+    there = (path / PROBLEMS).read_text(encoding="utf-8").splitlines() if (path / PROBLEMS).exists() else []
+    lines = dict.fromkeys([*there, *(json.dumps(row, ensure_ascii=False) for row in rows)])
+    _write(path / PROBLEMS, "".join(f"{line}\n" for line in lines))
+
+
+def write_results(path: Path, evaluation: dict[str, Any]) -> None:
+    """Write evaluation.json, and copy it to the runs it is about."""
+    write_json(path / RESULTS, evaluation)
+    for target in evaluation["targets"].values():
+        if target["run"] and Path(target["run"]).is_dir():
+            copies = Path(target["run"]) / "evaluations"
+            try:
+                copies.mkdir(exist_ok=True)
+                write_json(copies / f"{path.name}.json", evaluation)
+            except OSError:
+                continue  # a run that is only to be read
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write the file at once."""
+    _write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_text(text, encoding="utf-8", errors="backslashreplace")
+    os.replace(staged, path)

@@ -1,0 +1,67 @@
+"""What n graded samples of one problem are worth: Avg@k, Pass@k, Maj@k, exact over all choices of k of them.
+
+Of the C(n, k) sets of k samples, drawn without putting back:
+
+    Avg@k     the mean share of right ones, c / n for every k
+    Pass@k    the share with at least one right one, 1 − C(n − c, k) / C(n, k)
+    Maj@k     the share whose most frequent answer is right; a tie of s answers counts 1 / s for the right one
+
+A sample without an answer has no vote in Maj@k; where nobody votes, the majority is wrong.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+
+from opasd.evaluation.grading import Verdict, same_answer_key
+
+
+def avg_at_k(correct: int, samples: int, k: int) -> float:
+    """The expected share of right ones among k of the samples."""
+    _check(correct, samples, k)
+    return correct / samples
+
+
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """The probability that k of the samples have a right one among them."""
+    _check(correct, samples, k)
+    return float(1 - Fraction(comb(samples - correct, k), comb(samples, k)))
+
+
+def maj_at_k(votes: Sequence[int], samples: int, k: int) -> float:
+    """The probability that the majority of k samples is right; `votes` for each answer, the right one's first."""
+    _check(votes[0], samples, k)
+    if sum(votes) > samples:
+        raise ValueError(f"{sum(votes)} votes of {samples} samples")
+    return _majority(votes[0], tuple(sorted(votes[1:])), samples - sum(votes), k)
+
+
+def votes(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> list[int]:
+    """How many samples gave each answer: the right one first, the others as they compare as text."""
+    graded = list(zip(verdicts, answers, strict=True))
+    others = Counter(same_answer_key(answer) for verdict, answer in graded if verdict != "correct" and answer)
+    return [sum(verdict == "correct" for verdict in verdicts), *others.values()]
+
+
+@lru_cache(maxsize=100_000)
+def _majority(right: int, others: tuple[int, ...], silent: int, k: int) -> float:
+    won = Fraction(0)
+    for drawn in range(1, min(right, k) + 1):
+        # ways[r, t]: to draw r of the others with no answer more than `drawn` times and t of them exactly that often
+        ways: Counter[tuple[int, int]] = Counter({(0, 0): 1})
+        for count in others:
+            longer: Counter[tuple[int, int]] = Counter()
+            for (total, tied), number in ways.items():
+                for more in range(min(count, drawn, k - drawn - total) + 1):
+                    longer[total + more, tied + (more == drawn)] += number * comb(count, more)
+            ways = longer
+        for (total, tied), number in ways.items():
+            won += Fraction(number * comb(right, drawn) * comb(silent, k - drawn - total), tied + 1)
+    return float(won / comb(right + sum(others) + silent, k))
+
+
+def _check(correct: int, samples: int, k: int) -> None:
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"k must be 1 to {samples} samples, of which 0 to all are right; got k = {k}, {correct} right")

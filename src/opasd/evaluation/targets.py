@@ -1,0 +1,165 @@
+"""What is evaluated: `base`, runs, adapters, merged models, hub names, `lab`, as base models with or without adapters.
+
+Needs neither torch nor the models themselves, so a mistake is told before anything is loaded.
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opasd.config import ModelConfig
+from opasd.errors import ConfigError
+from opasd.recipes.checking import to_config
+from opasd.recipes.reading import read_yaml
+
+BASE, LAB = "base", "lab"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_WEIGHTS = (".safetensors", ".bin")
+_EDGE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model, and the adapter on it if there is one."""
+
+    name: str
+    model: ModelConfig
+    adapter: Path | None = None
+    run: Path | None = None
+    """The run folder it came from."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a result says of it; `fingerprint` differs when the files do."""
+        return {
+            "model": self.model.name_or_path,
+            "revision": self.model.revision,
+            "dtype": self.model.dtype,
+            "adapter": str(self.adapter) if self.adapter else None,
+            "run": str(self.run) if self.run else None,
+            "fingerprint": self._fingerprint(),
+        }
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for folder in filter(None, (Path(self.model.name_or_path).expanduser(), self.adapter)):
+            files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder.is_dir() else []
+            digest.update(repr([(path.name, path.stat().st_size) for path in files]).encode())
+            for path in files:
+                with path.open("rb") as file:  # the ends are enough to tell two trainings apart
+                    digest.update(file.read(_EDGE))
+                    file.seek(-min(_EDGE, path.stat().st_size), 2)
+                    digest.update(file.read())
+        digest.update(repr((Path(self.model.name_or_path).name, self.model.revision)).encode())
+        return digest.hexdigest()
+
+
+def resolve(names: Sequence[str], model: ModelConfig | None = None) -> list[Target]:
+    """The targets that names stand for; `model`, where given, is what `base` is and what adapters are put on."""
+    found = [_resolve(name, model) for name in names if name != BASE]
+    if BASE in names:
+        bases = {target.model.name_or_path: target.model for target in found if target.adapter or target.run}
+        if model is None and len(bases) != 1:
+            which = f"there are {', '.join(bases)}" if bases else "no adapter or run says which"
+            raise ConfigError(f"base: which model? {which}; give it with --model")
+        base = Target(BASE, model or next(iter(bases.values())))
+        found.insert(list(names).index(BASE), base)
+    return _with_own_names(found, list(names))
+
+
+def _resolve(name: str, model: ModelConfig | None) -> Target:
+    if name == LAB:
+        return Target(LAB, ModelConfig(name_or_path=LAB))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(name, path, model)
+    if path.exists():
+        raise ConfigError(f"{name} is a file; give the folder of a run, an adapter or a model")
+    if _HUB_NAME.fullmatch(name) and not _looks_local(path):
+        settings = model.model_dump() if model else {}
+        return Target(name, ModelConfig.model_validate(settings | {"name_or_path": name, "revision": None}))
+    beside = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, 1)
+    hint = (
+        f"did you mean {path.parent / close[0]}?" if close else "give base, lab, a folder, or a hub model as org/name"
+    )
+    raise ConfigError(f"no model, adapter or run {name!r}; {hint}")
+
+
+def _looks_local(path: Path) -> bool:
+    """Whether a name like runs/a rather means a folder that is missing."""
+    return path.is_absolute() or path.parts[0] == "runs" or path.parent.is_dir()
+
+
+def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
+    if (path / "config.yaml").is_file():
+        config = to_config(read_yaml(path / "config.yaml"), str(path / "config.yaml")).model
+        return _trained(name, path, _newest(path), config, model)
+    if (path / "final").is_dir() and not (path / "config.json").exists():
+        return _folder(name, path / "final", model)
+    if (path / "adapter_config.json").is_file():
+        return _trained(name, None, path, None, model)
+    if (path / "config.json").is_file():
+        settings = model.model_dump() if model else {}
+        return Target(name, ModelConfig.model_validate(settings | {"name_or_path": str(path), "revision": None}))
+    raise ConfigError(
+        f"{path} is no run (config.yaml), no adapter (adapter_config.json) and no model (config.json); give one"
+    )
+
+
+def _newest(run: Path) -> Path:
+    """What the run made: its final result, or its newest checkpoint."""
+    if (run / "final").is_dir():
+        return run / "final"
+    checkpoints = [p for p in run.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit() and p.is_dir()]
+    if not checkpoints:
+        raise ConfigError(
+            f"{run} has no result and no checkpoint yet; let the run go on with opasd train --resume {run}"
+        )
+    return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None, model: ModelConfig | None) -> Target:
+    described = made / "adapter_config.json"
+    if not described.is_file():
+        settings = (config or model or ModelConfig()).model_dump()
+        return Target(
+            name, ModelConfig.model_validate(settings | {"name_or_path": str(made), "revision": None}), None, run
+        )
+    try:
+        base = json.loads(described.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{described} cannot be read ({error}); give a whole adapter") from error
+    if config is None:
+        config = ModelConfig(name_or_path=base) if base else model
+    if config is None:
+        raise ConfigError(f"{described} does not name the base model; give it with --model")
+    if model is None:
+        return Target(name, config, made, run)
+    if _last(model.name_or_path) != _last(config.name_or_path):
+        raise ConfigError(
+            f"{name} was trained on {config.name_or_path}, but --model is {model.name_or_path}; leave --model out or "
+            "evaluate them apart"
+        )
+    return Target(name, model, made, run)
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].casefold()
+
+
+def _with_own_names(targets: list[Target], given: list[str]) -> list[Target]:
+    """Short names where they tell the targets apart, else what was given."""
+    paths = [Path(name).expanduser() for name in given]
+    short = [
+        name if name in (BASE, LAB) or not path.exists() else path.resolve().name
+        for name, path in zip(given, paths, strict=True)
+    ]
+    names = short if len(set(short)) == len(short) else given
+    if len(set(names)) < len(names):
+        raise ConfigError(f"the same target twice: {', '.join(given)}; give each once")
+    return [Target(name, t.model, t.adapter, t.run) for name, t in zip(names, targets, strict=True)]

@@ -1,0 +1,334 @@
+"""The attention loss of many rollouts in one set of kernel launches, forward and backward.
+
+With u = 2·D·H·(pairs of a step and a student key it sees) operations, the cost of one product of queries and keys:
+
+    normalisers       softmax normalisers of both roles                1u student, 1u + the solution's keys teacher
+    averages          head-averaged rows of both roles, float32        2u
+    comparison        divergence, readings, centred slopes c           head-free, bound by memory
+    query_gradients   p·c summed over keys, then dq                    1u, 2u
+    key_gradients     dk                                               2u
+
+9u and the solution's keys, against 7u of one attention layer's forward and backward: at the same speed 1.3 times its
+time, or 1.35 with a solution of a quarter of the keys. Averaging needs normalisers, c needs the average and dq needs
+p·c, each complete over its own axis, so of these only the normalisers (the layer's own attention knew them) repeat
+what something else computed.
+
+Memory beyond the result: c, one number for each pair (2 bytes in bfloat16), kept from forward to backward; and while
+the forward runs two planes of the same shape in float32, of at most 40 MiB each.
+
+The formulas are those of `opasd.losses.attention`; the weights and 1/(H·m) are part of c here.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from opasd.choices import Divergence, Handling
+from opasd.losses.fused import attention_backward, attention_forward
+from opasd.losses.fused.attention_plan import Plan, Rollout, make_plan
+from opasd.losses.layers import LayerBatch
+
+forward_kernels: Any = attention_forward
+backward_kernels: Any = attention_backward
+"""Any: Triton's types do not know how a kernel is called."""
+KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
+HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}
+LOG2E = 1 / math.log(2)
+
+
+class Tile(NamedTuple):
+    """How one kernel cuts its work: steps × keys, query heads that share a load, warps, pipeline stages."""
+
+    BM: int
+    BN: int
+    num_warps: int = 4
+    num_stages: int = 2
+    HEADS: int = 1
+
+    def options(self, group: int | None = None) -> dict[str, int]:
+        options = self._asdict()
+        heads = options.pop("HEADS")
+        if group is not None:
+            options["HEADS"] = math.gcd(heads, group)
+        return options
+
+
+class Tiling(NamedTuple):
+    normalisers: Tile
+    averages: Tile
+    query_gradients: Tile
+    key_gradients: Tile
+    rows: int = 128
+    """Steps of a block of the planes."""
+    block: int = 1024
+    """Keys of a row that are compared at once."""
+    block_warps: int = 4
+
+
+PAIRS = Tiling(Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 2, 2))
+FOURS = PAIRS._replace(averages=Tile(64, 128, 8, 2, 4))
+WIDE_HEADS = Tiling(Tile(128, 64, 8), Tile(64, 64), Tile(64, 32), Tile(32, 64))
+FLOATS = Tiling(Tile(64, 32), Tile(64, 32), Tile(32, 32), Tile(32, 32))
+WIDE_FLOATS = Tiling(Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(32, 16, 8, 1), Tile(32, 32))
+MUCH_SHARED_MEMORY = 200 * 2**10
+"""What a GPU must have for each block of threads to run `FOURS` and `WIDE_FLOATS`; for the others 97 KiB do."""
+
+
+def tiling(head_size: int, itemsize: int, group: int, device: torch.device) -> Tiling:
+    """For 16-bit heads of up to 128 the fastest of eleven on an H200; for the others, what fits."""
+    if itemsize == 4:
+        return FLOATS if head_size <= 128 else WIDE_FLOATS
+    if head_size > 128:
+        return WIDE_HEADS
+    return FOURS if group % 4 == 0 and _gpu(device).shared_memory >= MUCH_SHARED_MEMORY else PAIRS
+
+
+class _Gpu(NamedTuple):
+    capability: tuple[int, int]
+    shared_memory: int
+
+
+@functools.cache
+def _gpu(device: torch.device) -> _Gpu:
+    if device.type != "cuda":
+        return _Gpu((9, 0), MUCH_SHARED_MEMORY)  # the interpreter has no limits
+    properties = torch.cuda.get_device_properties(device)
+    return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
+
+
+def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Rollout]) -> str | None:
+    """What these kernels cannot do of the request, or None."""
+    tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
+    head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32) or any(x.dtype != dtype for x in tensors):
+        return "queries and keys that are not all bfloat16, float16 or float32"
+    if head_size % 16 or head_size > 256:
+        return f"heads of size {head_size}"
+    gpu = _gpu(student.query_BHND.device)
+    if gpu.capability < (8, 0) or (
+        head_size > 128 and dtype == torch.float32 and gpu.shared_memory < MUCH_SHARED_MEMORY
+    ):
+        return f"{dtype} heads of size {head_size} on a GPU as small or old as this"
+    if student.query_BHND.shape[1] != teacher.query_BHND.shape[1] or tensors[1].shape[1] != tensors[3].shape[1]:
+        return "roles with different numbers of heads"
+    if (student.softcap is None) != (teacher.softcap is None) or (student.sinks_H is None) != (teacher.sinks_H is None):
+        return "a softcap or sinks in one role alone"
+    if not all(rollout.consecutive for rollout in rollouts):
+        return "queries that do not follow one another"
+    return None
+
+
+def attention_losses(
+    student: LayerBatch,
+    teacher: LayerBatch,
+    rollouts: Sequence[Rollout],
+    *,
+    divergence: Divergence,
+    jsd_beta: float,
+    handling: Handling,
+    seeds: Sequence[int],
+    weights_T: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Σ weight·ℓ over all steps of all rollouts, and the readings [5, ΣT]."""
+    query, key = (_aligned(tensor) for tensor in (student.query_BHND, student.key_BKND))
+    student, teacher = replace(student, query_BHND=query, key_BKND=key), teacher.detach()
+    teacher = replace(teacher, query_BHND=_aligned(teacher.query_BHND), key_BKND=_aligned(teacher.key_BKND))
+    tiles = tiling(query.shape[-1], query.element_size(), query.shape[1] // key.shape[1], query.device)
+    strides = (_dense_strides(query), _dense_strides(key))
+    plan = None
+    if rollouts:
+        shuffled = seeds if handling == "shuffle" else None
+        key_tile = tiles.key_gradients.BN
+        plan = make_plan(student, teacher, strides, rollouts, weights_T, shuffled, tiles.rows, key_tile)
+    setting = _Setting(
+        plan, tiles, strides, student.scaling, student.softcap, KINDS[divergence], jsd_beta, HANDLINGS[handling]
+    )  # fmt: skip
+    return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """With vectors that lie in one piece, at offsets from which the kernels may read 16 numbers at once."""
+    *outer, last = tensor.stride()
+    return tensor if last == 1 and not any(stride % 16 for stride in outer) else tensor.contiguous()
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Those of a gradient: the tensor's own, unless it is a part of something larger."""
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and stride != size:
+            _, heads, positions, head_size = tensor.shape
+            return (heads * positions * head_size, positions * head_size, head_size, 1)
+        size *= length
+    return tensor.stride()
+
+
+class _Setting(NamedTuple):
+    """What one set of launches needs beside the tensors."""
+
+    plan: Plan | None
+    tiles: Tiling
+    gradient_strides: tuple[tuple[int, ...], tuple[int, ...]]
+    scaling: float
+    softcap: float | None
+    kind: int
+    jsd_beta: float
+    handling: int
+
+
+def _constants(setting: _Setting, plan: Plan, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """What every kernel with a matrix product is compiled for."""
+    head_size = query.shape[-1]
+    return {
+        "CAPPED": setting.softcap is not None,
+        "WINDOWED": plan.windowed,
+        "GROUP": query.shape[1] // key.shape[1],
+        "D": head_size,
+        "DP": 1 << (head_size - 1).bit_length(),
+        "ROWS": plan.rows,
+        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",
+    }
+
+
+def _scales(scaling: float, softcap: float | None) -> tuple[float, float]:
+    """What turns a product of query and key into a base-2 logit: see `logits` of the kernels."""
+    if softcap is None:
+        return scaling * LOG2E, 0.0
+    return 2 * LOG2E * scaling / softcap, softcap * LOG2E
+
+
+def _forward(
+    setting: _Setting, plan: Plan, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Readings, the student's normalisers, and c (empty without gradient)."""
+    tiles, device, num_heads = setting.tiles, query.device, query.shape[1]
+    constants, group = _constants(setting, plan, query, key), num_heads // key.shape[1]
+    lse_S, lse_T, share = torch.empty(3, num_heads, plan.num_rows, dtype=torch.float32, device=device).unbind()
+    inputs = (query, key, teacher.query_BHND, teacher.key_BKND)
+    strides = [stride for tensor in inputs for stride in tensor.stride()[1:3]]
+    (scale_S, cap_S), (scale_T, cap_T) = (_scales(s.scaling, s.softcap) for s in (setting, teacher))
+    scales = (scale_S, scale_T, cap_S, cap_T)
+    both_sinks = [share if tensor is None else tensor.contiguous() for tensor in (sinks, teacher.sinks_H)]
+    per_block = plan.rows // tiles.normalisers.BM
+    forward_kernels.normalisers[(num_heads, 2 * per_block * plan.num_blocks)](
+        *inputs, *both_sinks, plan.sequences, plan.longest_blocks, plan.solution, lse_S, lse_T, share,
+        *strides, plan.num_rows, *plan.windows, *scales,
+        SINK=sinks is not None, **constants, **tiles.normalisers.options(),
+    )  # fmt: skip
+
+    readings = torch.empty(5, plan.num_rows, dtype=torch.float32, device=device)
+    plane_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
+    unit = plan.rows**2
+    centred = torch.empty(plan.plane_units * unit if gradient else 0, dtype=plane_dtype, device=device)
+    most = max(chunk.plane_units for chunk in plan.chunks)
+    plane_S, plane_T = torch.empty(2, most * unit, dtype=torch.float32, device=device).unbind()
+    roles = (
+        (False, inputs[:2], lse_S, plane_S, (scale_S, cap_S)),
+        (True, inputs[2:], lse_T, plane_T, (scale_T, cap_T)),
+    )
+    for chunk in plan.chunks:
+        columns = -(-chunk.columns // tiles.averages.BN)
+        for teaches, role, lse, plane, (scale, cap) in roles:
+            forward_kernels.averages[(columns, plan.rows // tiles.averages.BM * chunk.num_blocks)](
+                *role, plan.sequences, plan.blocks, plan.links, lse, plane, *role[0].stride()[1:3],
+                *role[1].stride()[1:3], chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads,
+                plan.windows[0], scale, cap, TEACHER=teaches, **constants, **tiles.averages.options(group),
+            )  # fmt: skip
+        forward_kernels.comparison[(plan.rows * chunk.num_blocks,)](
+            plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
+            plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
+            setting.jsd_beta,
+            KIND=setting.kind, HANDLING=setting.handling, WINDOWED=plan.windowed, GRADIENT=gradient,
+            HEADS=1 << (num_heads - 1).bit_length(), ROWS=plan.rows, BLOCK=tiles.block, num_warps=tiles.block_warps,
+        )  # fmt: skip
+    return readings, lse_S, centred
+
+
+def _backward(
+    setting: _Setting,
+    plan: Plan,
+    query: Tensor,
+    key: Tensor,
+    sinks: Tensor | None,
+    lse: Tensor,
+    centred: Tensor,
+    upstream: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients to queries, keys and sinks, those that are wanted."""
+    tiles, group = setting.tiles, query.shape[1] // key.shape[1]
+    upstream = upstream.to(torch.float32)
+    grad_query, grad_key = (
+        torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).zero_() if want else None
+        for tensor, strides, want in zip((query, key), setting.gradient_strides, wanted, strict=False)
+    )
+    pull = torch.empty_like(lse)
+    strides = (*query.stride()[1:3], *key.stride()[1:3])
+    scales = (*_scales(setting.scaling, setting.softcap), setting.scaling)
+    constants = _constants(setting, plan, query, key) | {
+        # bfloat16 has a gradient's range, float16 has not: there float32 goes into the product, as TF32.
+        "LOW": query.dtype == torch.bfloat16,
+        "GRADIENT_PRECISION": "tf32" if query.dtype == torch.float16 else "tf32x3",
+    }
+    out = query if grad_query is None else grad_query
+    per_block = plan.rows // tiles.query_gradients.BM
+    backward_kernels.query_gradients[(query.shape[1], per_block * plan.num_blocks)](
+        query, key, centred, plan.sequences, plan.longest_blocks, lse, pull, upstream, out,
+        *strides, *out.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
+        WANTED=grad_query is not None, **constants, **tiles.query_gradients.options(),
+    )  # fmt: skip
+    if grad_key is not None:
+        backward_kernels.key_gradients[(key.shape[1], plan.num_key_tiles)](
+            query, key, centred, plan.sequences, plan.key_tiles, lse, pull, upstream, grad_key,
+            *strides, *grad_key.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
+            **constants, **tiles.key_gradients.options(group),
+        )  # fmt: skip
+    grad_sinks = None
+    if wanted[2] and sinks is not None:
+        sink_H1 = sinks.to(torch.float32)[:, None] * LOG2E
+        grad_sinks = (-(torch.exp2(sink_H1 - lse) * pull).sum(1) * upstream).to(sinks.dtype)
+    return grad_query, grad_key, grad_sinks
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class _FusedAttentionLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, setting: _Setting
+    ) -> tuple[Tensor, Tensor]:
+        if setting.plan is None:
+            readings, lse, centred = (query.new_zeros(5, 0, dtype=torch.float32) for _ in range(3))
+            loss = query.new_zeros((), dtype=torch.float32)
+        else:
+            with _on(query.device):
+                gradient = any(ctx.needs_input_grad[:3])
+                readings, lse, centred = _forward(setting, setting.plan, query, key, sinks, teacher, gradient)
+            loss = torch.dot(setting.plan.weights, readings[0])
+        ctx.save_for_backward(query, key, sinks, lse, centred)
+        ctx.setting = setting
+        ctx.mark_non_differentiable(readings)
+        return loss, readings
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, sinks, lse, centred = ctx.saved_tensors
+        setting, wanted = ctx.setting, ctx.needs_input_grad[:3]
+        if setting.plan is None:
+            inputs = zip((query, key, sinks), wanted, strict=True)
+            return *(torch.zeros_like(tensor) if want else None for tensor, want in inputs), None, None
+        with _on(query.device):
+            gradients = _backward(
+                setting, setting.plan, query, key, sinks, lse, centred, grad_outputs[0], wanted
+            )  # fmt: skip
+        return *gradients, None, None

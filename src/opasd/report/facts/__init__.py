@@ -1,0 +1,182 @@
+"""Files of facts: published numbers, put through the same tables and figures as one's own.
+
+    source: where the numbers are from
+    tables:
+      - id: seeds
+        title: Robustness across random seeds
+        first: Seed                     heading of the first column
+        columns: [AIME24, Average]      a last column named Average or Avg is the mean of the others, and checked
+        rows: {Seed 1: [63.27, 51.04]}  or groups: {Qwen3-4B: {Base: [58.33, …]}}; null in an average is filled in
+        summarise: true                 mean, sample standard deviation, 95 % interval below the rows
+    figures:
+      - id: budgets
+        title: Avg@12 by budget
+        kind: bar                       or line (points: [[x, y], …]) or scatter (points: {x, y, size})
+        categories: [16K, 28K]
+        series: {OPSD: [42.4, 44.1]}
+
+The best number of a column in its group is bold, ties all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from opasd.analysis.curves import number
+from opasd.errors import ConfigError
+from opasd.recipes.reading import read_yaml
+from opasd.report.figures import Figure, Series
+from opasd.report.numbers import fixed
+from opasd.report.summary import summary_table
+from opasd.report.tables import Cell, Table
+
+AVERAGES = ("average", "avg", "mean")
+DIGITS = 2
+
+
+class Facts:
+    """The tables and figures of one file."""
+
+    def __init__(self, source: str, tables: list[Table], figures: list[Figure]) -> None:
+        self.source = source
+        self.tables = tables
+        self.figures = figures
+
+
+def _names() -> list[str]:
+    return [entry.name for entry in files("opasd.report.facts").iterdir()]
+
+
+def packaged() -> list[str]:
+    """The names of the files that come with the package."""
+    return sorted(name.removesuffix(".yaml") for name in _names() if name.endswith(".yaml"))
+
+
+def read_facts(name: str) -> Facts:
+    """A file, or one of the package's own by its name."""
+    path = Path(str(files("opasd.report.facts") / f"{name}.yaml")) if name in packaged() else Path(name)
+    if not path.is_file():
+        raise ConfigError(f"no file of facts {name}; give a YAML or JSON file, or one of {', '.join(packaged())}")
+    return parse_facts(read_yaml(path), path.name)
+
+
+def parse_facts(values: Mapping[str, Any], where: str) -> Facts:
+    """Checked: a mistake is told with its place."""
+    if unknown := sorted(set(values) - {"source", "tables", "figures"}):
+        raise ConfigError(f"{where}: unknown {', '.join(unknown)}; a file of facts has source, tables and figures")
+    tables = [_table(one, f"{where}, table {place}") for place, one in enumerate(_list(values, "tables", where), 1)]
+    figures = [_figure(one, f"{where}, figure {place}") for place, one in enumerate(_list(values, "figures", where), 1)]
+    return Facts(str(values.get("source") or where), tables, figures)
+
+
+def _table(values: Any, where: str) -> Table:
+    _check(values, where, {"id", "title", "caption", "first", "columns", "rows", "groups", "summarise"})
+    columns = [str(name) for name in _list(values, "columns", where)]
+    groups = values.get("groups") or {"": values.get("rows") or {}}
+    if not columns or not isinstance(groups, dict):
+        raise ConfigError(f"{where}: needs columns, and rows or groups")
+    header, title = str(values.get("first") or ""), str(values.get("title") or values["id"])
+    rows: list[list[Cell]] = []
+    numbers: dict[str, list[float]] = {}
+    for group, members in groups.items():
+        if not isinstance(members, dict) or not members:
+            raise ConfigError(f"{where}: {group or 'rows'} must map names to lists of numbers")
+        found = {str(name): _numbers(row, columns, f"{where}, {name}") for name, row in members.items()}
+        numbers |= found
+        best = [max(row[place] for row in found.values()) for place in range(len(columns))]
+        rows += [[Cell(str(group))]] if group else []
+        rows += [
+            [Cell(name), *(Cell(fixed(value, DIGITS), value, value == best[place]) for place, value in enumerate(row))]
+            for name, row in found.items()
+        ]
+    caption = str(values.get("caption") or "")
+    if not values.get("summarise"):
+        return Table(str(values["id"]), title, [header, *columns], rows, caption)
+    by_column = {column: [row[place] for row in numbers.values()] for place, column in enumerate(columns)}
+    return summary_table(str(values["id"]), title, header, list(numbers), by_column, caption, digits=DIGITS)
+
+
+def _numbers(row: Any, columns: Sequence[str], where: str) -> list[float]:
+    if not isinstance(row, list) or len(row) != len(columns):
+        raise ConfigError(f"{where}: expected {len(columns)} numbers ({', '.join(columns)}), got {row!r:.80}")
+    averaged = columns[-1].casefold() in AVERAGES and len(columns) > 1
+    filled = [*row[:-1], _average(row[:-1], where)] if averaged and row[-1] is None else row
+    values = [number(value) for value in filled]
+    if any(value is None for value in values):
+        raise ConfigError(f"{where}: {row!r:.80} holds something that is no number")
+    checked = [value for value in values if value is not None]
+    # The others were rounded before they were printed, and so was their mean.
+    if averaged and abs(checked[-1] - sum(checked[:-1]) / (len(checked) - 1)) > 10**-DIGITS + 1e-9:
+        raise ConfigError(
+            f"{where}: {columns[-1]} is {checked[-1]:g}, and the mean of the others {_average(row[:-1], where)}"
+        )
+    return checked
+
+
+def _average(values: Sequence[Any], where: str) -> float:
+    if any(number(value) is None for value in values):
+        raise ConfigError(f"{where}: the average of {list(values)!r:.80} cannot be formed")
+    exact = sum((Decimal(str(value)) for value in values), Decimal(0)) / len(values)
+    return float(fixed(float(exact), DIGITS).replace(",", "").replace("−", "-"))
+
+
+def _figure(values: Any, where: str) -> Figure:
+    _check(values, where, {"id", "title", "kind", "x_label", "y_label", "caption", "categories", "series", "points"})
+    kind = values.get("kind", "bar")
+    if kind not in ("bar", "line", "scatter"):
+        raise ConfigError(f"{where}: kind is {kind!r}; it is one of bar, line and scatter")
+    categories = tuple(map(str, _list(values, "categories", where)))
+    given = values.get("points" if kind == "scatter" else "series")
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(
+            f"{where}: needs {'points' if kind == 'scatter' else 'series'}, a mapping from names to numbers"
+        )
+    series = [
+        _series(kind, str(name), place, found, categories, f"{where}, {name}")
+        for place, (name, found) in enumerate(given.items())
+    ]
+    return Figure(
+        str(values["id"]), str(values.get("title") or values["id"]), kind, str(values.get("x_label") or ""),
+        str(values.get("y_label") or ""), series, str(values.get("caption") or ""), categories, kind == "bar",
+    )  # fmt: skip
+
+
+def _series(kind: str, name: str, place: int, found: Any, categories: Sequence[str], where: str) -> Series:
+    if kind == "scatter":
+        _check(found, where, {"x", "y", "size"}, needs=("x", "y"))
+        x, y, size = (number(found.get(key)) for key in ("x", "y", "size"))
+        if x is None or y is None:
+            raise ConfigError(f"{where}: x and y must be numbers")
+        return Series(name, place, [(x, y)], sizes=[] if size is None else [size])
+    if not isinstance(found, list):
+        raise ConfigError(f"{where}: expected a list")
+    if kind == "line":
+        pairs = [[number(value) for value in pair] if isinstance(pair, list) else [] for pair in found]
+        points = [
+            (pair[0], pair[1]) for pair in pairs if len(pair) == 2 and pair[0] is not None and pair[1] is not None
+        ]
+        if len(points) != len(pairs):
+            raise ConfigError(f"{where}: a line is a list of [x, y] pairs of numbers")
+        return Series(name, place, points, marks=True)
+    values = [number(value) for value in found]
+    if len(values) != len(categories) or any(value is None for value in values):
+        raise ConfigError(f"{where}: expected {len(categories)} numbers, one for each category")
+    return Series(name, place, [(float(x), y) for x, y in enumerate(values) if y is not None])
+
+
+def _check(values: Any, where: str, known: set[str], needs: Sequence[str] = ("id",)) -> None:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a mapping")
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    if missing := [name for name in needs if values.get(name) is None]:
+        raise ConfigError(f"{where}: {', '.join(missing)} is missing")
+
+
+def _list(values: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    found = values.get(name) or []
+    if not isinstance(found, list):
+        raise ConfigError(f"{where}: {name} must be a list")
+    return found

@@ -1,0 +1,417 @@
+"""Run and evaluation folders as they are found: whole, half-written, damaged or still growing.
+
+    run = read_run(Path("runs/first-try"))
+    run.notes      # what is not there, or could not be read, in words
+
+Nothing in a folder is trusted: a line that is no JSON object is counted and passed over, bytes that are no UTF-8 become
+replacement characters, and a value of the wrong kind is a missing one.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from opasd.analysis.curves import Point, curve, number, validation_curves
+from opasd.analysis.markers import Counted, count_markers
+from opasd.analysis.spending import Spending, spending
+from opasd.errors import ConfigError, OpasdError
+from opasd.recipes.reading import read_yaml
+from opasd.run import RunFolder
+
+State = Literal["finished", "running", "stopped", "evaluated"]
+ROLLOUT = "training rollouts"
+"""The set that the samples of training belong to."""
+_MAX_ROWS_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion, of training or of an evaluation."""
+
+    dataset: str
+    step: int | None
+    problem: str
+    """Names the problem: samples with the same dataset, step, problem and number answer the same thing."""
+    number: int
+    question: str
+    answer: str
+    """The known one, where it is on record."""
+    text: str
+    tokens: int
+    correct: bool | None
+    truncated: bool
+    found: str = ""
+    """The answer that the grader read off the text, where it is on record."""
+
+    @property
+    def key(self) -> tuple[str, int | None, str, int]:
+        return self.dataset, self.step if self.dataset == ROLLOUT else None, self.problem, self.number
+
+
+Interval = tuple[float, float, float]
+"""Mean, and the ends of its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an evaluation found on one benchmark at one budget of tokens."""
+
+    benchmark: str
+    budget: int
+    samples: int
+    avg: Interval
+    passed: dict[int, Interval]
+    """Pass@k by k."""
+    majority: dict[int, Interval]
+    tokens: Interval
+    truncated: Interval
+    correct: dict[str, float]
+    """The share of right samples, by problem."""
+
+
+@dataclass
+class Run:
+    """What is known of one run or evaluated model."""
+
+    name: str
+    path: Path
+    state: State = "stopped"
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    """Of training and of evaluations."""
+    results: list[Result] = field(default_factory=list)
+    """Of evaluations."""
+    origin: str = ""
+    """What an evaluated model is: its adapter's folder, or nothing for a base."""
+    attention: list[dict[str, Any]] = field(default_factory=list)
+    """Records of the attention viewer."""
+    notes: list[str] = field(default_factory=list)
+    """What is missing or damaged."""
+
+    @cached_property
+    def steps(self) -> list[dict[str, Any]]:
+        """The rows that training wrote."""
+        return [row for row in self.rows if "grad_norm" in row]
+
+    @cached_property
+    def spending(self) -> Spending:
+        return spending(self.steps)
+
+    @cached_property
+    def validation(self) -> dict[str, dict[str, list[Point]]]:
+        return validation_curves(self.rows)
+
+    @cached_property
+    def answers(self) -> dict[str, list[Sample]]:
+        """The samples of evaluations, by data set."""
+        found: defaultdict[str, list[Sample]] = defaultdict(list)
+        for sample in self.samples:
+            if sample.dataset != ROLLOUT:
+                found[sample.dataset].append(sample)
+        return dict(found)
+
+    @cached_property
+    def counted(self) -> dict[str, list[Counted]]:
+        """The samples' markers, by data set."""
+        found: defaultdict[str, list[Counted]] = defaultdict(list)
+        for one in self.samples:
+            found[one.dataset].append(Counted(count_markers(one.text), one.tokens, one.correct, one.step))
+        return dict(found)
+
+    def curve(self, name: str) -> list[Point]:
+        return curve(self.steps, name)
+
+    def setting(self, *path: str) -> Any:
+        """A value of the configuration; None where it is not known."""
+        value: Any = self.config
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def method(self) -> str:
+        """What was trained, in a word."""
+        token = number(self.setting("objective", "token_weight"))
+        attention = number(self.setting("objective", "attention_weight"))
+        if token is None or attention is None:
+            return ""
+        return "OPSD" if attention == 0 else "attention only" if token == 0 else "OPASD"
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs of all folders, each under a name of its own; a folder of run folders stands for them."""
+    found = list(dict.fromkeys(one for path in paths for one in _expand(path)))
+    runs = [read_run(path) for path in found if not _is_evaluation(path)]
+    for path in found:
+        if _is_evaluation(path):
+            for answered in read_evaluation(path):
+                _attach(runs, answered)
+    _distinguish(runs)
+    return runs
+
+
+def read_run(path: Path) -> Run:
+    """A run's folder, whatever is in it."""
+    run = Run(path.resolve().name or str(path), path)
+    _read_config(run)
+    run.environment = _object(path / "environment.json", run, "the environment is not known")
+    run.rows = list(_rows(path / "metrics.jsonl", run, "there are no curves"))
+    run.samples = [
+        sample
+        for row in _rows(path / "samples.jsonl", run, "there are no samples")
+        if (sample := _sample(row, ROLLOUT)) is not None
+    ]
+    for record in sorted((path / "attention").glob("*.json")):
+        if found := _object(record, run, "one attention record is left out"):
+            run.attention.append(found)
+    for copy in sorted((path / "evaluations").glob("*.json")):
+        whole = _object(copy, run, "one evaluation is left out")
+        for target, about in _targets(whole).items():
+            if _same_folder(about.get("run"), path):
+                run.results += _results(whole, target)
+    _find_state(run)
+    return run
+
+
+def read_evaluation(path: Path) -> list[Run]:
+    """The models of an evaluation's folder, each with its answers and what they came to."""
+    whole = Run(path.resolve().name or str(path), path, "evaluated")
+    settings = _object(path / "settings.json", whole, "what was evaluated is known by name alone")
+    evaluation = _object(path / "evaluation.json", whole, "the evaluation is not finished")
+    models: dict[str, Run] = {}
+    for name, about in (_targets(evaluation) or _targets(settings)).items():
+        folder = Path(str(about["run"])) if about.get("run") else path
+        models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
+        models[name].results = _results(evaluation, name)
+    asked = {
+        (str(row.get("benchmark")), str(row.get("problem"))): row
+        for row in _rows(path / "problems.jsonl", whole, "questions are shown by their names")
+    }
+    for row in _rows(path / "samples.jsonl", whole, "there are no answers"):
+        name = str(row.get("target") or row.get("model") or whole.name)
+        sample = _sample(row, str(row.get("benchmark") or "evaluation"), answer_is_known=False)
+        if sample is not None:
+            if known := asked.get((sample.dataset, sample.problem)):
+                question, answer = known.get("question"), known.get("answer")
+                sample = replace(sample, question=str(question or ""), answer="" if answer is None else str(answer))
+            models.setdefault(name, Run(name, path, "evaluated")).samples.append(sample)
+    found = list(models.values()) or [whole]
+    found[0].notes += [f"{path.name}/{note}" for note in whole.notes]
+    return found
+
+
+def _expand(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise ConfigError(f"no folder {path}; give run folders, such as runs/NAME, or a folder of them")
+    if _is_run(path) or _is_evaluation(path):
+        return [path]
+    inner = sorted(child for child in path.iterdir() if child.is_dir() and (_is_run(child) or _is_evaluation(child)))
+    if not inner:
+        raise ConfigError(
+            f"{path} holds no run: no config.yaml, metrics.jsonl or evaluation.json in it or one level below; give the "
+            "folder that `opasd train` or `opasd evaluate` made"
+        )
+    return inner
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+
+
+def _is_evaluation(path: Path) -> bool:
+    return not _is_run(path) and any((path / name).exists() for name in ("evaluation.json", "settings.json"))
+
+
+def _attach(runs: list[Run], answered: Run) -> None:
+    """An evaluation of a run that is shown too belongs to it; a base model comes first, for others to compare with."""
+    same = [
+        run
+        for run in runs
+        if (run.state != "evaluated" and _same_folder(answered.origin, run.path))
+        or (run.state == answered.state and (run.name, run.origin) == (answered.name, answered.origin))
+    ]
+    if not same:
+        runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
+        return
+    run = same[0]
+    known = {(result.benchmark, result.budget) for result in answered.results}
+    run.results = [one for one in run.results if (one.benchmark, one.budget) not in known] + answered.results
+    run.samples += answered.samples
+    run.notes += answered.notes
+
+
+def _same_folder(origin: Any, path: Path) -> bool:
+    return bool(origin) and Path(str(origin)).expanduser().resolve() == path.resolve()
+
+
+def _targets(evaluation: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    targets = evaluation.get("targets")
+    found = targets.items() if isinstance(targets, dict) else ()
+    return {str(name): about if isinstance(about, dict) else {} for name, about in found}
+
+
+def _results(evaluation: dict[str, Any], target: str) -> list[Result]:
+    """The target's results; one that is not whole is left out."""
+    rows = evaluation.get("results")
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        try:
+            if row["target"] == target:
+                found.append(
+                    Result(
+                        benchmark=str(row["benchmark"]),
+                        budget=int(row["budget"]),
+                        samples=int(row["samples"]),
+                        avg=_interval(row["avg"]),
+                        passed={int(k): _interval(value) for k, value in row["pass"].items()},
+                        majority={int(k): _interval(value) for k, value in row["maj"].items()},
+                        tokens=_interval(row["tokens"]),
+                        truncated=_interval(row["truncated"]),
+                        correct={
+                            str(problem): float(one["correct"]) / int(row["samples"])
+                            for problem, one in row["per_problem"].items()
+                        },
+                    )
+                )
+        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
+            continue
+    return found
+
+
+def _interval(value: Any) -> Interval:
+    mean, low, high = (number(value[name]) for name in ("mean", "low", "high"))
+    if mean is None or low is None or high is None:
+        raise ValueError("not a number")
+    return mean, low, high
+
+
+def _distinguish(runs: list[Run]) -> None:
+    """Names that occur twice get their folder's parent in front, then a number."""
+    for how in (lambda run, _: f"{run.path.resolve().parent.name}/{run.name}", lambda run, n: f"{run.name} ({n})"):
+        names = [run.name for run in runs]
+        rename: Callable[[Run, int], str] = how
+        for place, run in enumerate(runs):
+            if names.count(run.name) > 1:
+                run.name = rename(run, names[: place + 1].count(names[place]))
+
+
+def _read_config(run: Run) -> None:
+    path = run.path / "config.yaml"
+    try:
+        run.config = read_yaml(path) if path.exists() else {}
+    except (OpasdError, OSError, RecursionError, ValueError) as error:
+        run.notes.append(f"config.yaml cannot be read ({str(error).splitlines()[0][:200]}): settings are not known")
+        return
+    if not run.config:
+        run.notes.append("config.yaml is missing: settings are not known")
+
+
+def _find_state(run: Run) -> None:
+    asked = number(run.setting("train", "max_steps"))
+    done = int(max((step for step, _ in run.curve("grad_norm")), default=0))
+    of = f"step {done}" + (f" of {asked:.0f}" if asked else "")
+    if (run.path / "final").is_dir():
+        run.state = "finished"
+    elif _in_use(run.path):
+        run.state = "running"
+        run.notes.append(f"still running: {of} when this was made")
+    else:
+        run.notes.append(f"not finished: {of}, and no `final` folder")
+    if run.state == "finished" and asked and run.rows and done < asked:
+        run.notes.append(f"metrics.jsonl ends at {of}: the curves are not whole")
+
+
+def _in_use(path: Path) -> bool:
+    return RunFolder.in_use(RunFolder(path, None))  # pyright: ignore[reportArgumentType] (the lock alone is asked)
+
+
+def _object(path: Path, run: Run, consequence: str) -> dict[str, Any]:
+    """A JSON file with an object in it."""
+    try:
+        found = json.loads(path.read_bytes().decode(errors="replace"))
+    except FileNotFoundError:
+        run.notes.append(f"{path.name} is missing: {consequence}")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        run.notes.append(f"{path.name} cannot be read ({str(error)[:100]}): {consequence}")
+        return {}
+    if isinstance(found, dict):
+        return found
+    run.notes.append(f"{path.name} holds no JSON object: {consequence}")
+    return {}
+
+
+def _rows(path: Path, run: Run, consequence: str) -> Iterator[dict[str, Any]]:
+    """The rows of a JSON lines file; a note for what is missing, damaged or cut."""
+    damaged: list[int] = []
+    cut, count = False, 0
+    try:
+        with path.open("rb") as file:
+            for place, line in enumerate(file, 1):
+                row = _parsed(line)
+                if row is not None:
+                    count += 1
+                    yield row
+                elif not line.endswith(b"\n"):
+                    cut = True
+                elif line.strip():
+                    damaged.append(place)
+    except FileNotFoundError:
+        run.notes.append(f"{path.name} is missing: {consequence}")
+        return
+    except OSError as error:
+        run.notes.append(f"{path.name} cannot be read ({error.strerror}): {consequence}")
+        return
+    if cut:
+        run.notes.append(f"{path.name}: the last line is cut and left out")
+    if damaged:
+        named = ", ".join(map(str, damaged[:_MAX_ROWS_NAMED])) + (", …" if len(damaged) > _MAX_ROWS_NAMED else "")
+        run.notes.append(f"{path.name}: {len(damaged)} damaged lines are left out (line {named})")
+    if not count and not cut and not damaged:
+        run.notes.append(f"{path.name} is empty: {consequence}")
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _sample(row: dict[str, Any], dataset: str, *, answer_is_known: bool = True) -> Sample | None:
+    """A row of samples.jsonl; None where it holds no text. `answer` is the known one, or else what was read off."""
+    text = _first(row, "completion", "text")
+    if text is None:
+        return None
+    ids = _first(row, "completion_ids", "ids")
+    tokens = len(ids) if isinstance(ids, list) else number(_first(row, "tokens", "num_tokens"))
+    step = number(row.get("step"))
+    correct = row.get("correct")
+    if correct is None and isinstance(row.get("verdict"), str):
+        correct = row["verdict"] == "correct"
+    answer = str(row["answer"]) if row.get("answer") is not None else ""
+    return Sample(
+        dataset=dataset,
+        step=None if step is None else int(step),
+        problem=str(_first(row, "problem_id", "problem", "id") or row.get("question") or ""),
+        number=int(number(row.get("sample")) or 0),
+        question=str(row.get("question") or ""),
+        answer=answer if answer_is_known else "",
+        found="" if answer_is_known else answer,
+        text=str(text),
+        # Without token ids a word count stands in: densities stay of the right order.
+        tokens=int(tokens) if tokens is not None else len(str(text).split()),
+        correct=bool(correct) if isinstance(correct, bool | int | float) else None,
+        truncated=row.get("finish_reason") == "length",
+    )
+
+
+def _first(row: dict[str, Any], *names: str) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)

@@ -1,0 +1,153 @@
+"""A table once, written as HTML, CSV, Markdown or LaTeX."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from opasd.report.palette import COLOURS
+from opasd.report.text import printable, safe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, and the number behind it by which a column sorts."""
+
+    text: str
+    value: float | None = None
+    best: bool = False
+    """Shown bold: the best of its column in its group."""
+    wraps: bool = False
+    """Long text that may break into lines."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` under `header`; a row of a single cell heads a group; rows after `rule` stand below a line."""
+
+    id: str
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    rule: int | None = None
+    runs: Sequence[int | None] = field(default_factory=tuple)
+    """The run that each row belongs to, for its colour; empty where rows belong to none."""
+
+
+def cells(*texts: str) -> list[Cell]:
+    """Plain text cells."""
+    return [Cell(text) for text in texts]
+
+
+def to_csv(table: Table) -> str:
+    """Comma-separated, with the shown text; groups become a first column."""
+    grouped = any(len(row) == 1 for row in table.rows)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*(["group"] if grouped else []), *map(_safe, table.header)])
+    group = ""
+    for row in table.rows:
+        if len(row) == 1:
+            group = row[0].text
+        else:
+            writer.writerow([*([_safe(group)] if grouped else []), *(_safe(cell.text) for cell in row)])
+    return out.getvalue()
+
+
+def to_markdown(table: Table) -> str:
+    """A pipe table; the first column to the left, the others to the right."""
+    lines = [_pipes(table.header), "|" + "|".join([":---", *["---:"] * (len(table.header) - 1)]) + "|"]
+    for row in table.rows:
+        if len(row) == 1:
+            lines.append(_pipes([f"*{_markdown(row[0].text)}*", *[""] * (len(table.header) - 1)], raw=True))
+        else:
+            bold = [f"**{_markdown(cell.text)}**" if cell.best else _markdown(cell.text) for cell in row]
+            lines.append(_pipes(bold, raw=True))
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table."""
+    columns = len(table.header)
+    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex(table.caption or table.title)}}}"]
+    lines += [
+        rf"\label{{tab:{re.sub('[^a-zA-Z0-9:-]', '-', table.id)}}}",
+        rf"\begin{{tabular}}{{l{'c' * (columns - 1)}}}",
+    ]
+    lines += [r"\toprule", " & ".join(rf"\textbf{{{latex(name)}}}" if name else "" for name in table.header) + r" \\"]
+    lines.append(r"\midrule")
+    grouped = False
+    for place, row in enumerate(table.rows):
+        if len(row) == 1:
+            lines += [r"\midrule"] if grouped else []
+            grouped = True
+            lines.append(rf"\multicolumn{{{columns}}}{{l}}{{\textit{{{latex(row[0].text)}}}}} \\")
+            continue
+        if place == table.rule:
+            lines.append(r"\midrule")
+        indent = r"\quad " if grouped else ""
+        shown = [rf"\textbf{{{latex(cell.text)}}}" if cell.best else latex(cell.text) for cell in row]
+        lines.append(indent + " & ".join(shown) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join(lines)
+
+
+def to_html(table: Table) -> str:
+    """A table whose columns sort by a click."""
+    head = "".join(
+        f'<th scope="col"{"" if place else " class=first"}><button type="button">{safe(name) or "&nbsp;"}</button></th>'
+        for place, name in enumerate(table.header)
+    )
+    body = "".join(_html_row(table, place, row) for place, row in enumerate(table.rows))
+    return (
+        f'<div class="wide"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _html_row(table: Table, place: int, row: Sequence[Cell]) -> str:
+    if len(row) == 1:
+        return f'<tr class="group"><th colspan="{len(table.header)}">{safe(row[0].text)}</th></tr>'
+    run = table.runs[place] if place < len(table.runs) else None
+    classes = [*(["rule"] if place == table.rule else []), *([] if run is None else [f"run{run}"])]
+    attribute = f' class="{" ".join(classes)}"' if classes else ""
+    shown = "".join(_html_cell(cell, None if column else run) for column, cell in enumerate(row))
+    return f"<tr{attribute}>{shown}</tr>"
+
+
+def _html_cell(cell: Cell, run: int | None) -> str:
+    value = "" if cell.value is None or not math.isfinite(cell.value) else f' data-v="{cell.value!r}"'
+    classes = " ".join([*(["best"] if cell.best else []), *(["text"] if cell.wraps else [])])
+    attribute = f' class="{classes}"' if classes else ""
+    dot = "" if run is None else f'<i class="dot c{run % COLOURS}"></i>'
+    return f"<td{attribute}{value}>{dot}<bdi>{safe(cell.text)}</bdi></td>"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "→": r"$\rightarrow$",
+    "ρ": r"$\rho$", "λ": r"$\lambda$", "β": r"$\beta$", "τ": r"$\tau$", "≤": r"$\leq$", "≥": r"$\geq$", "–": "--",
+    "…": r"\ldots{}", "\n": " ", "\t": " ", "\u00a0": "~",
+}  # fmt: skip
+
+
+def latex(text: str) -> str:
+    """Text in which nothing is a command: run names hold underscores, model output anything."""
+    return "".join(_LATEX.get(character, character) for character in printable(text))
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", printable(text)).replace("\n", " ")
+
+
+def _pipes(texts: Sequence[str], *, raw: bool = False) -> str:
+    return "| " + " | ".join(text if raw else _markdown(text) for text in texts) + " |"
+
+
+def _safe(text: str) -> str:
+    """No cell that a spreadsheet would run as a formula; numbers keep their sign."""
+    shown = printable(text).replace("−", "-")
+    return f"'{shown}" if shown[:1] in ("=", "@", "\t", "\r") or re.match(r"[-+](?![\d.])", shown) else shown

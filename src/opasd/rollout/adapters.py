@@ -1,0 +1,163 @@
+"""The student's adapter as files for an engine to read: each version in a folder of its own that appears whole.
+
+    /dev/shm/opasd-adapters-4711-3f9a/000001/adapter_model.safetensors
+
+The files lie in memory where there is room for them. They go when the process ends; what a killed process left behind
+is found by its lock, which the operating system has let go of, and goes when the next one starts.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO
+
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from opasd.errors import ConfigError, EngineError
+
+PREFIX = "opasd-adapters-"
+MEMORY = Path("/dev/shm")
+MAX_RANK = 512
+_LOCK = ".lock"
+
+
+class AdapterExport:
+    """Writes the adapter of `model`, one folder for each version; none is ever written to again."""
+
+    def __init__(self, model: PeftModel, folder: Path | None = None) -> None:
+        self.model = model
+        self.rank = check_adapter(model)
+        self._name = model.active_adapters[0]
+        self._version = 0
+        root = _memory(3 * _size(model)) if folder is None else folder
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            sweep(root)
+            self.folder, lock = _claim(root)
+        except OSError as error:
+            raise ConfigError(f"cannot keep adapters in {root}: {error.strerror}; give a folder to write to") from error
+        self._end = weakref.finalize(self, _remove, self.folder, lock, os.getpid())
+
+    def write(self) -> Path:
+        """The folder of the adapter as it is now."""
+        self._version += 1
+        written, final = self.folder / ".writing", self.folder / f"{self._version:06d}"
+        shutil.rmtree(written, ignore_errors=True)
+        try:
+            written.mkdir()
+            save_file(_tensors(self.model, self._name), written / "adapter_model.safetensors")
+            self.model.peft_config[self._name].save_pretrained(str(written))
+            os.rename(written, final)
+        except OSError as error:
+            shutil.rmtree(written, ignore_errors=True)
+            raise EngineError(f"cannot write the adapter to {self.folder}: {error.strerror or error}") from error
+        return final
+
+    def forget(self, version: Path) -> None:
+        """Remove the files of a version that no engine reads any more."""
+        if version.parent == self.folder:
+            shutil.rmtree(version, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all files."""
+        self._end()
+
+
+def check_adapter(model: PeftModel) -> int:
+    """The rank of the model's adapter, if it is one that vLLM serves."""
+    active = model.active_adapters
+    if len(active) != 1:
+        raise _refused(f"the model has {len(active)} active adapters")
+    return check_config(model.peft_config[active[0]], "the model")
+
+
+def check_config(config: PeftConfig, whose: str) -> int:
+    """The adapter's rank; refuses what vLLM would not serve, or would serve wrongly without a word."""
+    if not isinstance(config, LoraConfig):
+        raise _refused(f"{whose} has a {config.peft_type} adapter")
+    odd = {
+        "ranks or scalings that differ between layers": config.rank_pattern or config.alpha_pattern,
+        "DoRA": config.use_dora,
+        "trained biases": config.bias != "none" or config.lora_bias,
+        "whole weights that train beside the adapter": config.modules_to_save or config.trainable_token_indices,
+        f"rank {config.r}, above {MAX_RANK}": config.r > MAX_RANK,
+    }
+    if found := [name for name, there in odd.items() if there]:
+        raise _refused(f"{whose} has {found[0]}")
+    return config.r
+
+
+def check_folder(path: Path) -> None:
+    """Refuse an adapter's folder that vLLM would not serve, or would serve wrongly; one not to be seen here passes."""
+    if (path / "adapter_config.json").is_file():
+        try:
+            config = PeftConfig.from_pretrained(str(path))
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise ConfigError(f"{path}/adapter_config.json cannot be read: {error}") from error
+        check_config(config, str(path))
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(f"vLLM serves one plain LoRA adapter, but {what}; use rollout.engine: transformers")
+
+
+def check_whole(model: nn.Module) -> None:
+    """Refuse trained weights that are spread over processes."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and (isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")):
+            raise ConfigError(
+                "the trained weights are sharded (FSDP or ZeRO-3) and cannot be handed to vLLM; use data-parallel "
+                "processes with whole weights, or rollout.engine: transformers"
+            )
+
+
+def sweep(root: Path) -> None:
+    """Remove what processes that are no more have left in `root`."""
+    for folder in root.glob(f"{PREFIX}*"):
+        try:
+            with open(folder / _LOCK, encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, another user's, or just gone
+
+
+def _claim(root: Path) -> tuple[Path, IO[str]]:
+    """A new folder and its held lock; under its name it is never without one."""
+    name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    staged = root / f".{name}"
+    staged.mkdir()
+    lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (open as long as the folder is in use)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(staged, root / name)
+    return root / name, lock
+
+
+def _remove(folder: Path, lock: IO[str], owner: int) -> None:
+    if os.getpid() == owner:  # a forked child ends too
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def _memory(needed_bytes: int) -> Path:
+    """A file system in memory with room for this much, else the folder for temporary files."""
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed_bytes:
+        return MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def _tensors(model: PeftModel, name: str) -> dict[str, Tensor]:
+    check_whole(model)
+    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
+
+
+def _size(model: PeftModel) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,115 @@
+"""One call to one server, and the two ways in which it can fail: the server's fault or the request's."""
+
+import http.client
+import json
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+KEY_VARIABLE = "VLLM_API_KEY"
+"""Environment variable with the key that the servers ask for, if they do."""
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class Unavailable(Exception):
+    """No answer, or none that makes sense: another server, or this one later, may give one."""
+
+
+class Refused(Exception):
+    """The server understood the request and will not have it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"HTTP {status}: {message}")
+        self.status = status
+
+
+class Client:
+    """Calls to one server; threads may share it."""
+
+    def __init__(self, url: str, connect_timeout: float) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self._address = (parts.hostname, parts.port)
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self.connect_timeout = connect_timeout
+        self._open: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
+
+    def call(self, path: str, body: Any = None, *, timeout: float) -> Any:
+        """The answer; with a body it is a POST."""
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        connection = self._kind(*self._address, timeout=self.connect_timeout)
+        with self._lock:
+            self._open.add(connection)
+        try:
+            connection.connect()
+            assert connection.sock is not None
+            _keep_alive(connection.sock)
+            connection.sock.settimeout(timeout)
+            connection.request(
+                "GET" if body is None else "POST", self._root + path, body and json.dumps(body), headers=headers
+            )
+            answer = connection.getresponse()
+            status, content = answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(_describe(error, timeout)) from error
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+        return _read(status, content)
+
+    def abort(self) -> None:
+        """End all calls now; the server stops working on them when it sees that nobody listens."""
+        with self._lock:
+            for connection in self._open:
+                if connection.sock is not None:
+                    with suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _read(status: int, content: bytes) -> Any:
+    if status >= 500 or status in (408, 429):
+        raise Unavailable(f"HTTP {status}: {_message(content)}")
+    if status != 200:
+        raise Refused(status, _message(content))
+    try:
+        return json.loads(content)
+    except ValueError:
+        text = content.decode(errors="replace")
+        if text.startswith("Success"):  # what vLLM says of adapters
+            return text
+        raise Unavailable(f"an answer that is not JSON: {text[:60]!r}") from None
+
+
+def _message(content: bytes) -> str:
+    """The reason that an error's body gives."""
+    with suppress(ValueError, AttributeError, TypeError):
+        found = json.loads(content)
+        found = found.get("error", found)
+        return str(found.get("message", found) if isinstance(found, dict) else found)[:500]
+    return content.decode(errors="replace")[:200] or "no reason given"
+
+
+def _describe(error: Exception, timeout: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:g} s"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionError | http.client.HTTPException):
+        return "the connection was cut"
+    return str(error) or type(error).__name__
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """A machine that vanishes without a word is noticed within about a minute."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,1 @@
+"""Many runs from one file: planned (`spec`), as commands (`commands`), made (`running`), in a table (`results`)."""

@@ -1,0 +1,414 @@
+"""Runs of a sweep in processes of their own, some at a time; what is done is skipped, what was cut short goes on.
+
+A sweep's folder:
+
+    NAME/               the run, as `opasd train` makes it
+    NAME.evaluation/    its evaluation, as `opasd evaluate` makes it
+    logs/NAME.log       what both printed
+    state/NAME.json     how each ended: a mistake (exit code 2) is told again, not made again
+    tables/             results.csv, .md, .tex, .json
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from opasd.config import RunConfig
+from opasd.errors import ConfigError
+from opasd.recipes.checking import leaves
+from opasd.run import RunFolder, with_absolute_paths
+from opasd.sweep.commands import Commands
+from opasd.sweep.fields import get
+from opasd.sweep.spec import EVALUATION, Planned
+
+Stage = Literal["train", "evaluate"]
+MISTAKE, STOPPED = 2, 75
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How many runs at a time, and what each gets."""
+
+    jobs: int = 1
+    gpus: tuple[str, ...] = ()
+    gpus_per_run: int = 1
+
+    def environment(self, slot: int) -> dict[str, str]:
+        """Of the runs that take turns in one slot: its GPUs, or its share of the cores."""
+        if self.gpus_per_run == 0:
+            return {"CUDA_VISIBLE_DEVICES": ""} | self._threads()
+        if self.gpus:
+            chosen = [self.gpus[(slot * self.gpus_per_run + n) % len(self.gpus)] for n in range(self.gpus_per_run)]
+            return {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
+        return self._threads()
+
+    def _threads(self) -> dict[str, str]:
+        if self.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
+            return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+        return {}
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs this process may use, without importing torch."""
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(str(n) for n, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU ")))
+
+
+class Place:
+    """One run in a sweep's folder: what of it is there."""
+
+    def __init__(self, run: Planned, folder: Path, processes: int = 1) -> None:
+        self.run = run
+        self.path = folder / run.name
+        self.evaluation = folder / f"{run.name}{EVALUATION}"
+        self.log = folder / "logs" / f"{run.name}.log"
+        self.commands = Commands.of(run, folder, processes)
+        self._state = folder / "state" / f"{run.name}.json"
+
+    def begun(self) -> bool:
+        return (self.path / "config.yaml").is_file()
+
+    def trained(self) -> bool:
+        """The card is the last thing a run writes."""
+        return self.run.evaluate_only or (self.path / "final" / "README.md").is_file()
+
+    def evaluated(self) -> bool:
+        done = self.state().get("evaluate", {}).get("code") == 0
+        return self.run.evaluate is None or (done and (self.evaluation / "evaluation.json").is_file())
+
+    def next(self) -> Stage | None:
+        """What is to be done; None when all is."""
+        return "train" if not self.trained() else "evaluate" if not self.evaluated() else None
+
+    def command(self, stage: Stage) -> list[str]:
+        """The arguments of `opasd`, to begin or to go on."""
+        train = self.commands.resume if self.begun() else self.commands.train
+        found = self.commands.evaluate if stage == "evaluate" else train
+        assert found is not None
+        return found
+
+    def busy(self) -> bool:
+        """Whether another process works on it, such as one that outlives a killed sweep for a moment."""
+        return any(RunFolder(path, self.run.config).in_use() for path in (self.path, self.evaluation))
+
+    def mistake(self) -> str | None:
+        """What was wrong when the next thing to do was tried before as it is now; None when it may be tried."""
+        stage = self.next()
+        found = self.state().get(stage or "", {})
+        same = stage is not None and found.get("settings") == self._settings(stage)
+        return str(found.get("message", "")) if found.get("code") == MISTAKE and same else None
+
+    def _settings(self, stage: Stage) -> str:
+        """What the stage depends on, in short; not where it is written."""
+        content = self.run.config.model_dump_json(exclude={"name", "output_dir"})
+        if stage == "evaluate":
+            content = f"{self.run.untrained() if self.run.evaluate_only else ''} {self.run.evaluate}"
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def state(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._state.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def note(self, stage: Stage, code: int, seconds: float, message: str) -> None:
+        """Record how a stage ended."""
+        command = self.commands.evaluate if stage == "evaluate" else self.commands.train
+        entry = {"code": code, "seconds": round(seconds, 1), "message": message}
+        self._write(self.state() | {stage: entry | {"settings": self._settings(stage), "command": command}})
+
+    def forget(self) -> None:
+        """Let a mistake be tried again."""
+        self._write({stage: entry for stage, entry in self.state().items() if entry.get("code") == 0})
+
+    def _write(self, state: dict[str, Any]) -> None:
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        staged = self._state.with_name(f".{self._state.name}.part")
+        staged.write_text(json.dumps(state, indent=1), encoding="utf-8")
+        staged.replace(self._state)
+
+    def reuse(self, folder: Path) -> list[str]:
+        """Link what another sweep's folder has of this very run instead of making it again: what was linked."""
+        linked = []
+        if not self.run.evaluate_only and not self.path.exists():
+            wanted = with_absolute_paths(self.run.config)
+            finished = (path.parents[1] for path in sorted(folder.glob("*/final/README.md")))
+            whole = (path for path in finished if (path / "config.yaml").is_file())
+            if same := next((path for path in whole if not differing(RunFolder.open(path).config, wanted)), None):
+                self.path.symlink_to(same.resolve())
+                linked.append(str(same))
+        if self.evaluation.exists() or not self.trained():
+            return linked
+        for state in sorted((folder / "state").glob("*.json")):
+            other = Place(replace(self.run, name=state.stem), folder)
+            same = other.state().get("evaluate", {}).get("settings") == self._settings("evaluate")
+            mine = self.run.evaluate_only or other.path.resolve() == self.path.resolve()
+            if same and mine and other.evaluated():
+                self.evaluation.symlink_to(other.evaluation.resolve())
+                self._write(self.state() | {"evaluate": other.state()["evaluate"]})
+                return [*linked, str(other.evaluation)]
+        return linked
+
+    def check(self) -> None:
+        """Refuse a folder that was made with other settings."""
+        if self.begun() and not self.run.evaluate_only:
+            there = RunFolder.open(self.path).config
+            if changed := differing(there, with_absolute_paths(self.run.config)):
+                told = ", ".join(f"{name} {get(there, name)!r:.40}" for name in changed[:5])
+                raise ConfigError(
+                    f"{self.path} was made with other settings ({told}); give the same ones, or another --output"
+                )
+        elif self.path.exists():
+            raise ConfigError(f"{self.path} exists and is no run; give another --output")
+        before = self.state().get("evaluate", {}).get("settings", self._settings("evaluate"))
+        if before != self._settings("evaluate") and self.run.evaluate is not None and self.evaluation.exists():
+            raise ConfigError(f"{self.evaluation} was made with other settings; give the same ones or another --output")
+
+
+def differing(first: RunConfig, second: RunConfig) -> list[str]:
+    """The fields in which two configurations differ, apart from where the run lies."""
+    names = (".".join(path) for path, _ in leaves())
+    return [name for name in names if name not in ("name", "output_dir") and get(first, name) != get(second, name)]
+
+
+@dataclass
+class Active:
+    """A stage under way."""
+
+    place: Place
+    stage: Stage
+    slot: int
+    process: "subprocess.Popen[bytes]"
+    log_start: int
+    began: float = field(default_factory=time.monotonic)
+
+
+class Sweeping:
+    """Works through places; `failed` has exit code and message of what did not end well, by name."""
+
+    def __init__(self, places: Sequence[Place], machine: Machine, say: Callable[[str], None]) -> None:
+        self.waiting = list(places)
+        self.machine = machine
+        self.active: list[Active] = []
+        self.failed: dict[str, tuple[int, str]] = {}
+        self.done = 0
+        self.total = len(places)
+        self.stopping = False
+        self._busy: set[str] = set()
+        self._say = say
+        self._line = _StatusLine()
+
+    def run(self) -> None:
+        """Until all is done, or a signal came."""
+        self._skip()
+        with self._signals():
+            while (self.waiting and not self.stopping) or self.active:
+                self._start()
+                for one in [one for one in self.active if one.process.poll() is not None]:
+                    self._end(one)
+                self._line.show(self._status)
+                time.sleep(_POLL_S)
+        self._line.clear()
+
+    def _tell(self, text: str) -> None:
+        self._line.clear()
+        self._say(text)
+
+    def _skip(self) -> None:
+        for place in list(self.waiting):
+            if place.next() is None:
+                self.done += 1
+                self._tell(f"{place.run.name}: done before")
+                self.waiting.remove(place)
+            elif (message := place.mistake()) is not None:
+                self.failed[place.run.name] = (MISTAKE, message)
+                self._tell(f"{place.run.name}: failed before and is not tried again without --retry: {message}")
+                self.waiting.remove(place)
+
+    def _start(self) -> None:
+        free = sorted(set(range(self.machine.jobs)) - {one.slot for one in self.active})
+        for place in list(self.waiting):
+            if self.stopping or not free:
+                return
+            stage = place.next()
+            if place.busy():
+                if place.run.name not in self._busy:
+                    self._busy.add(place.run.name)
+                    self._tell(f"{place.run.name}: another process works on it; waiting")
+                continue
+            self.waiting.remove(place)
+            if stage is not None:
+                self._launch(place, stage, free.pop(0))
+            else:
+                self.done += 1
+
+    def _launch(self, place: Place, stage: Stage, slot: int) -> None:
+        command = place.command(stage)
+        place.log.parent.mkdir(parents=True, exist_ok=True)
+        with place.log.open("ab") as log:
+            start = log.tell()
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} $ opasd {' '.join(command)}\n".encode(errors="replace"))
+            log.flush()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "opasd.cli", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.machine.environment(slot),
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which hands it on once
+                preexec_fn=_die_with_parent(),
+            )
+        going_on = "--resume" in command
+        self._tell(f"{place.run.name}: {'going on with training' if going_on else _DOING[stage]}")
+        self.active.append(Active(place, stage, slot, process, start))
+
+    def _end(self, one: Active) -> None:
+        self.active.remove(one)
+        place, code = one.place, one.process.returncode
+        seconds = time.monotonic() - one.began
+        name = place.run.name
+        if code == 0 and (one.stage == "evaluate" or place.trained()):
+            place.note(one.stage, 0, seconds, "")
+            self._tell(f"{name}: {_DONE[one.stage]} in {_clock(seconds)}")
+            following = place.next()
+            if following is None:
+                self.done += 1
+            elif self.stopping:
+                self.waiting.insert(0, place)
+            else:
+                self._launch(place, following, one.slot)
+            return
+        if self.stopping:
+            self._tell(f"{name}: stopped")
+            self.waiting.insert(0, place)
+            return
+        message = _last_words(place.log, one.log_start)
+        place.note(one.stage, code, seconds, message)
+        self.failed[name] = (code, message)
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._tell(f"{name}: failed ({how}): {message}\n  {place.log}")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and the first Ctrl-C let every run save and end; the second Ctrl-C kills them."""
+
+        def request(number: int, _frame: FrameType | None) -> None:
+            final = self.stopping and number == signal.SIGINT
+            self.stopping = True
+            for one in self.active:
+                if one.process.poll() is None and final:
+                    os.killpg(one.process.pid, signal.SIGKILL)
+                elif one.process.poll() is None:
+                    one.process.terminate()
+
+        previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _status(self) -> str:
+        parts = [f"{self.done} of {self.total} done"]
+        parts += [f"{len(self.failed)} failed"] if self.failed else []
+        parts += ["stopping"] if self.stopping else []
+        parts += [f"{one.place.run.name} {_progress(one)}" for one in self.active]
+        return "  ".join(parts)
+
+
+_DOING: dict[Stage, str] = {"train": "training", "evaluate": "evaluating"}
+_DONE: dict[Stage, str] = {"train": "trained", "evaluate": "evaluated"}
+
+
+def _progress(one: Active) -> str:
+    if one.stage == "evaluate":
+        return f"evaluating {_clock(time.monotonic() - one.began)}"
+    last = _tail(one.place.path / "metrics.jsonl").rstrip().rpartition(b"\n")[2]
+    try:
+        step = json.loads(last)["step"]
+    except (ValueError, KeyError, TypeError):
+        step = 0
+    return f"step {step}/{one.place.run.config.train.max_steps}"
+
+
+def _tail(path: Path, start: int | None = None, size: int = 8192) -> bytes:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - size, start or 0, 0))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _last_words(log: Path, start: int) -> str:
+    """What a process said went wrong: its error message, or else its last line."""
+    lines = _tail(log, start).decode(errors="replace").replace("\r", "\n").splitlines()
+    told = [place for place, line in enumerate(lines) if line.startswith("error: ")]
+    chosen = lines[told[-1] :] if told else [line for line in lines if line.strip()][-1:]
+    return " ".join(" ".join(chosen).removeprefix("error: ").split())[:500]
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """On Linux a killed sweep takes its runs with it: they get SIGTERM, save and end."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(STOPPED)
+
+    return prepare
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+class _StatusLine:
+    """One line on standard error: redrawn every second on a terminal, printed every minute in a log."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._drawn = False
+        self._last = time.monotonic()
+
+    def show(self, text: Callable[[], str]) -> None:
+        if time.monotonic() - self._last < (1 if self._terminal else 60):
+            return
+        self._last = time.monotonic()
+        if self._terminal:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{text()[:width]}")
+        else:
+            sys.stderr.write(f"{text()}\n")
+        sys.stderr.flush()
+        self._drawn = self._terminal
+
+    def clear(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            self._drawn = False

@@ -1,0 +1,174 @@
+"""Attention for sequences packed one after another in a row: each sees itself alone, and nothing is padded.
+
+`use` gives a model an attention implementation of this name. A forward with `bounds(...)` among its arguments runs
+variable-length attention, in the forward and again where gradient checkpointing repeats it; any other forward runs what
+the model had before. Three ways to compute it, the first that fits:
+
+    FlashAttention      the model's own implementation, if it is one: it takes the bounds itself
+    torch               PyTorch's `varlen_attn`, on a GPU in half precision
+    one by one          scaled-dot-product attention of each sequence alone, anywhere
+
+Shapes: H query heads, K key heads, N positions of the packed row, D head size.
+"""
+
+import functools
+import inspect
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from opasd.errors import ConfigError
+from opasd.models import unwrap
+
+NAME = "opasd_varlen"
+FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+def use(model: nn.Module) -> None:
+    """Let the model take packed rows without a mask, if its attention is one that this can stand for."""
+    if unwrap(model).config._attn_implementation == "sdpa":
+        stop(model, NAME)
+
+
+def stop(model: nn.Module, implementation: str) -> None:
+    """Give the model the attention implementation it had."""
+    for module in unwrap(model).modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation = implementation
+
+
+def is_used(model: nn.Module) -> bool:
+    """Whether packed rows need bounds and no mask."""
+    return unwrap(model).config._attn_implementation in (NAME, *FLASH)
+
+
+def bounds(model: nn.Module, lengths: Sequence[int]) -> dict[str, Any]:
+    """The arguments of a forward that say where each packed sequence begins and ends."""
+    base = unwrap(model)
+    ends = functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(base.device, torch.int32)
+    longest = max(lengths)
+    arguments = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    if base.config._attn_implementation in FLASH:
+        return arguments
+    # A mask of four dimensions is taken as made already, so no model makes one of [N, N]; nothing reads this one.
+    return arguments | {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=base.device)}
+
+
+def kind(model: nn.Module) -> str:
+    """How packed rows are computed here, in words for a log."""
+    base = unwrap(model)
+    if base.config._attn_implementation in FLASH:
+        return str(base.config._attn_implementation)
+    # Under autocast the queries are in half precision whatever the weights are.
+    half = base.dtype.itemsize == 2 or torch.is_autocast_enabled(base.device.type)
+    return "PyTorch's varlen_attn" if base.device.type == "cuda" and half and _varlen() else "one sequence at a time"
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers' models call it."""
+    if cu_seq_lens_q is None:
+        if attention_mask is not None and attention_mask.shape[-1] != key.shape[2]:
+            raise ConfigError(
+                f"{type(module).__name__} does not hand a packed row's bounds to its attention; use layout: padded"
+            )
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask,
+            dropout=dropout, scaling=scaling, sliding_window=sliding_window, **kwargs,
+        )  # fmt: skip
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise ConfigError(f"packed sequences are one row without a cache, got {tuple(query.shape)}")
+    if kwargs.get("softcap") or kwargs.get("s_aux") is not None or getattr(module, "is_causal", True) is False:
+        raise ConfigError(f"the attention of {type(module).__name__} cannot be packed; use layout: padded")
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    run = _by_torch if _fits_torch(query, value, sliding_window, dropout) else _one_by_one
+    return run(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window, dropout), None
+
+
+def _fits_torch(query: Tensor, value: Tensor, sliding_window: int | None, dropout: float) -> bool:
+    size = query.shape[-1]
+    if not query.is_cuda or query.dtype.itemsize != 2 or dropout or size > 256 or size % 8 or value.shape[-1] != size:
+        return False
+    return bool(_varlen()) and (sliding_window is None or "window_size" in _varlen())
+
+
+@functools.cache
+def _varlen() -> frozenset[str]:
+    """The parameters of PyTorch's own function, which grew over its releases; none where there is no such function."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _by_torch(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int,
+    scaling: float | None, window: int | None, _dropout: float,
+) -> Tensor:  # fmt: skip
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {}
+    if "window_size" in _varlen():
+        options["window_size"] = (-1 if window is None else window - 1, 0)
+    else:
+        options["is_causal"] = True
+    if "scale" in _varlen():
+        options["scale"] = scaling
+    elif scaling is not None:
+        query = query * (scaling * query.shape[-1] ** 0.5)
+    if "enable_gqa" in _varlen():
+        options["enable_gqa"] = True
+    elif query.shape[1] != key.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    output = varlen_attn(query_NHD, key_NKD, value_NKD, ends, ends, longest, longest, **options)
+    assert isinstance(output, Tensor)
+    return output[None]
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, _longest: int,
+    scaling: float | None, window: int | None, dropout: float,
+) -> Tensor:  # fmt: skip
+    places = ends.tolist()
+    outputs = []
+    for begin, end in pairwise(places):
+        mask = None
+        if window is not None and end - begin > window:
+            distance = torch.arange(end - begin, device=query.device)
+            distance = distance[:, None] - distance
+            mask = (distance >= 0) & (distance < window)
+        output = functional.scaled_dot_product_attention(
+            query[:, :, begin:end], key[:, :, begin:end], value[:, :, begin:end],
+            attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+        outputs.append(output)
+    return torch.cat(outputs, 2).transpose(1, 2)
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

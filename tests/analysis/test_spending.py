@@ -1,0 +1,61 @@
+"""Sums over a run, and the Pareto front by its definition."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opasd.analysis.spending import pareto_front, spending
+
+ROWS = [
+    {"step": 1, "grad_norm": 1.0, "seconds/step": 10.0, "seconds/rollout": 6.0, "seconds/update": 1.0,
+     "flops/rollout": 2e18, "flops/update": 1e18, "tokens/generated": 100, "tokens/processed": 300,
+     "memory/peak_bytes": 5, "ms_per_processed_token": 2.0},
+    {"step": 2, "grad_norm": 1.0, "seconds/step": 20.0, "seconds/rollout": 5.0, "seconds/update": 2.0,
+     "flops/rollout": 4e18, "flops/update": 1e18, "tokens/generated": 50, "tokens/processed": 100,
+     "memory/peak_bytes": 9, "ms_per_processed_token": 4.0},
+]  # fmt: skip
+
+
+def test_by_hand():
+    found = spending(ROWS)
+    assert found.steps == 2
+    assert found.seconds == 30
+    assert found.hours == pytest.approx(30 / 3600)
+    assert found.seconds_by_part == {"rollout": 11, "update": 3}
+    assert found.eflops_by_part == {"rollout": 6, "update": 2}
+    assert found.eflops == 8
+    assert (found.tokens_generated, found.tokens_processed, found.peak_bytes) == (150, 400, 9)
+    assert found.ms_per_processed_token == pytest.approx((2 * 300 + 4 * 100) / 400)
+
+
+def test_a_step_that_was_made_twice_is_paid_once():
+    assert spending([*ROWS, ROWS[1]]) == spending(ROWS)
+
+
+def test_of_nothing():
+    found = spending([])
+    assert found.steps == 0
+    assert (found.seconds, found.hours, found.eflops, found.peak_bytes, found.ms_per_processed_token) == (None,) * 5
+
+
+def test_opasd_beats_opsd_in_the_paper():
+    models = {
+        "OPSD": {"accuracy": 42.36, "hours": 8.04, "tokens": 59.73},
+        "OPASD": {"accuracy": 50.76, "hours": 5.27, "tokens": 15.58},
+    }
+    assert pareto_front(models, ["accuracy"], ["hours", "tokens"]) == ["OPASD"]
+
+
+@given(st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8))
+def test_the_front_is_what_nobody_beats(given_models):
+    models = {name: {"up": up, "down": down} for name, (up, down) in given_models.items()}
+    front = pareto_front(models, ["up"], ["down"])
+    beaten = {
+        b
+        for a, b in itertools.permutations(models, 2)
+        if models[a]["up"] >= models[b]["up"] and models[a]["down"] <= models[b]["down"] and models[a] != models[b]
+    }
+    assert set(front) == set(models) - beaten
+    assert bool(front) == bool(models)

@@ -1,0 +1,229 @@
+"""The report in a real browser: no complaint, tables sort, filters filter, both themes, a phone, and in time."""
+
+import re
+import time
+
+import pytest
+
+from opasd.report.facts import read_facts
+from opasd.report.folders import read_runs
+from opasd.report.write import make, write
+from tests.report.made import HOSTILE, make_evaluation, make_run
+
+pytestmark = pytest.mark.browser
+READY = "#explorer[data-ready=yes]"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    paths = [make_run(folder, f"opasd-{seed}", seed=seed, samples=30) for seed in (1, 42)]
+    paths.append(make_run(folder, "opsd_50%<b>", recipe="lab-opsd", seed=42, samples=30, finished=False))
+    paths.append(make_evaluation(folder / "e", {"base": None, "opasd-1": paths[0]}))
+    return write(make(read_runs(paths), [read_facts("paper")]), folder / "out")
+
+
+def test_it_opens_with_everything_in_it(open_page, report):
+    page = open_page(report, ready=READY)
+    assert page.locator("h2").all_text_contents() == [
+        "Results", "Training dynamics", "Validation", "Evaluation", "Attention", "Cost", "Epistemic markers", "Seeds",
+        "Side by side", "Samples", "Settings", "Published numbers",
+    ]  # fmt: skip
+    assert "not finished" in page.locator(".notice").inner_text()
+    assert page.locator("svg.plot").count() > 20
+    assert "0.14" in page.locator("#facts-1").inner_text()
+
+
+@pytest.mark.parametrize("column", [2, 3, 5])
+def test_tables_sort_by_number_both_ways(open_page, report, column):
+    page = open_page(report, ready=READY)
+    table = page.locator("#results table")
+    head = table.locator("thead th").nth(column)
+
+    def values():
+        found = table.locator(f"tbody tr td:nth-child({column + 1})").evaluate_all(
+            "cells => cells.map(cell => cell.dataset.v === undefined ? null : +cell.dataset.v)"
+        )
+        return [value for value in found if value is not None], found
+
+    head.locator("button").click()
+    numbers, found = values()
+    assert numbers == sorted(numbers, reverse=True)
+    assert found[: len(numbers)] == numbers
+    head.locator("button").click()
+    numbers, found = values()
+    assert numbers == sorted(numbers)
+    assert head.get_attribute("aria-sort") == "ascending"
+
+
+def test_sorting_keeps_groups_and_the_rows_below_the_line_in_place(open_page, report):
+    page = open_page(report, ready=READY)
+    seeds = page.locator("#facts-1 table").nth(4)
+    seeds.locator("thead button").nth(1).click()
+    first = seeds.locator("tbody td:first-child")
+    assert first.all_inner_texts() == ["Seed 123", "Seed 42", "Seed 1", "Mean", "Std", "95 % CI"]
+    main = page.locator("#facts-1 table").first
+    main.locator("thead button").nth(1).click()
+    rows = main.locator("tbody tr").all_inner_texts()
+    assert [re.split(r"\s", row)[0] for row in rows] == [
+        "Qwen3-8B", "OPASD", "Base", "OPSD", "Qwen3-4B", "OPASD", "Base", "OPSD", "Qwen3-1.7B", "OPASD", "OPSD", "Base",
+    ]  # fmt: skip
+
+
+def test_samples_are_searched_and_filtered(open_page, report):
+    page = open_page(report, ready=READY)
+    from playwright.sync_api import expect
+
+    count, cards = page.locator(".count"), page.locator("#explorer article")
+
+    def shown(badge):
+        return cards.locator(".badge", has_text=badge).count()
+
+    total = int(count.inner_text().split(" of ")[1].split()[0])
+    assert total == 3 * 30 + 2 * 18
+    page.select_option("[name=verdict]", "1")
+    expect(count).not_to_have_text(re.compile(f"^{total} "))
+    right = int(count.inner_text().split(" of ")[0])
+    assert shown("right") == cards.count() == min(20, right)
+    page.select_option("[name=verdict]", "0")
+    expect(cards.locator(".badge").first).to_have_text("wrong")
+    assert right + int(count.inner_text().split(" of ")[0]) == total
+    page.select_option("[name=verdict]", "truncated")
+    expect(count).to_have_text(re.compile("^12 of"))
+    assert shown("truncated") == cards.count() == 12
+    page.select_option("[name=verdict]", "")
+    page.fill("[name=search]", "QUESTION 17:")
+    expect(count).to_have_text(re.compile("^3 of"))
+    page.fill("[name=search]", "")
+    page.select_option("[name=run]", label="opasd-42")
+    expect(count).to_have_text(re.compile("^30 of"))
+    page.locator(".more").click()
+    assert cards.count() == 30
+    page.select_option("[name=order]", "long")
+    expect(cards.first).to_contain_text("28 tokens")
+
+
+def test_runs_are_hidden_and_shown(open_page, report):
+    page = open_page(report, ready=READY)
+    drawn = page.locator("#fig-rollout-accuracy g.run1 polyline").first
+    assert drawn.is_visible()
+    page.locator(".chip[data-run='1']").click()
+    assert not drawn.is_visible()
+    assert page.locator("#results tr.run1").is_hidden()
+    page.locator(".chip[data-run='1']").click()
+    assert drawn.is_visible()
+
+
+def test_a_crosshair_tells_the_values(open_page, report):
+    page = open_page(report, ready=READY)
+    chart = page.locator("#fig-rollout-accuracy svg")
+    chart.scroll_into_view_if_needed()
+    chart.hover()
+    tip = page.locator("#fig-rollout-accuracy .tip")
+    assert tip.is_visible()
+    assert re.search(r"step \d+.*opasd-1.*%", tip.inner_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b"series,step,accuracy")])
+def test_a_figure_is_saved(open_page, report, kind, start):
+    page = open_page(report, ready=READY)
+    with page.expect_download() as download:
+        page.locator(f"#fig-rollout-accuracy [data-get={kind}]").click()
+    assert download.value.suggested_filename == f"rollout-accuracy.{kind}"
+    content = download.value.path().read_bytes()
+    assert content.startswith(start)
+    assert b"var(--" not in content
+
+
+def test_a_table_is_saved(open_page, report):
+    page = open_page(report, ready=READY)
+    with page.expect_download() as download:
+        page.locator("#results [data-as=tex]").click()
+    assert r"opsd\_50\%\textless{}b\textgreater{}" in download.value.path().read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_are_legible_and_can_be_switched(open_page, report, scheme):
+    page = open_page(report, scheme=scheme, ready=READY)
+
+    def contrast():
+        colours = page.evaluate(
+            "() => [getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+        )
+        light = sorted(_luminance([int(v) for v in re.findall(r"\d+", colour)[:3]]) for colour in colours)
+        return (light[1] + 0.05) / (light[0] + 0.05), _luminance([int(v) for v in re.findall(r"\d+", colours[1])[:3]])
+
+    ratio, back = contrast()
+    assert ratio > 12
+    assert (back > 0.5) == (scheme == "light")
+    for _ in range(1 if scheme == "dark" else 2):
+        page.locator("#theme").click()
+    ratio, other = contrast()
+    assert ratio > 12
+    assert (other > 0.5) != (back > 0.5)
+
+
+def _luminance(rgb):
+    parts = [v / 255 / 12.92 if v <= 10 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in rgb]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, report):
+    page = open_page(report, width=390, height=844, ready=READY)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("#fig-rollout-accuracy svg").bounding_box()["width"] <= 390
+
+
+def test_on_paper_the_controls_are_gone(open_page, report):
+    page = open_page(report, ready=READY)
+    page.emulate_media(media="print")
+    assert page.locator(".top").is_hidden()
+    assert page.locator("#results table").is_visible()
+
+
+def test_hostile_completions_do_no_harm(open_page, tmp_path):
+    from playwright.sync_api import expect
+
+    long = "word " * 100_000
+    path = make_run(tmp_path, "<img src=x onerror=alert(1)>", text=HOSTILE, samples=6)
+    with (path / "samples.jsonl").open("ab") as file:
+        file.write(b'{"step": 1, "id": "x", "completion": "broken \xff\xfe\xc3\x28 \xed\xa0\x80", "correct": false}\n')
+        file.write(b'{"step": 1, "id": "y", "completion": "' + long.encode() + b'", "correct": false}\n')
+        file.write('{"step": 1, "id": "z", "completion": "שלום עולם \u202e abc", "correct": true}\n'.encode())
+    other = make_run(tmp_path, "other", text=HOSTILE + "!", samples=6)
+    report = write(make(read_runs([path, other])), tmp_path / "out")
+    for place in (report, tmp_path / "out" / "samples" / "part-001.html"):
+        page = open_page(place, ready=READY)
+        assert "hacked" not in page.title()
+        assert page.locator("img").count() == 0
+        assert page.locator("#explorer article").count() > 5
+        assert "</script><script>" in page.locator("#explorer article > pre").first.inner_text()
+        page.select_option("[name=order]", "long")
+        expect(page.locator("#explorer article").first).to_contain_text("100,000 tokens")
+        page.get_by_role("button", name="show all").first.click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert page.locator("#explorer pre", has_text="word word").first.inner_text().count("word") == 100_000
+
+
+def test_five_runs_of_200_steps_and_2000_samples_in_time(open_page, tmp_path):
+    """Under a minute to make, under 3 s to open, under 20 MB."""
+    step = "Ann gets 4 + 3 = 7 apples, minus 1 = 6. Wait, check that again: it seems right, so 6.\n"
+    paths = [
+        make_run(tmp_path, f"run-{n}", seed=n, steps=200, samples=2000, text=step * 14 + "Answer: \\boxed{{{n}}}")
+        for n in range(5)
+    ]
+    began = time.perf_counter()
+    report = write(make(read_runs(paths)), tmp_path / "out")
+    made = time.perf_counter() - began
+    assert made < 60
+    assert report.stat().st_size < 20e6
+    side = list((tmp_path / "out" / "samples").iterdir())
+    assert side
+    assert all(path.stat().st_size < 20e6 for path in side)
+    page = open_page(report)
+    load = page.evaluate("performance.getEntriesByType('navigation')[0].duration") / 1000
+    began = time.perf_counter()
+    page.wait_for_selector(READY)
+    ready = load + time.perf_counter() - began
+    assert ready < 3
+    assert "evenly spread" in page.locator("#samples").inner_text()

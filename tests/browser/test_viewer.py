@@ -1,0 +1,200 @@
+"""The attention viewer in a real browser: the step follows mouse, keyboard and finger, before and after."""
+
+import re
+
+import pytest
+
+from opasd.alignment import align
+from opasd.config import AttentionLossConfig
+from opasd.lab.task import make_problems
+from opasd.prompts import PromptBuilder
+from opasd.report import viewer
+from opasd.report.attend import load
+from opasd.report.attention import Stage, record
+from opasd.report.page import Page
+from opasd.report.viewer import unpacked
+from opasd.rollout import Rollout
+from opasd.scoring import Scorer
+from tests.models import add_lora
+
+pytestmark = pytest.mark.browser
+READY = "#viewer[data-ready=yes]"
+
+
+@pytest.fixture(scope="module")
+def found():
+    subject = load("lab")
+    problems = make_problems("test", 2, 0)
+    model = add_lora(subject.before)
+    scorer = Scorer(model, 2)
+    stages = [Stage("before", scorer, model.disable_adapter), Stage("after", scorer)]
+    builder = PromptBuilder(subject.tokenizer, subject.config.prompts)
+    records = []
+    for problem in problems:
+        ids = tuple(subject.tokenizer(problem.solution, add_special_tokens=False)["input_ids"])
+        rollout = Rollout(builder.pair(problem), ids, problem.id)
+        about = {"title": problem.id, "correct": True, "trajectory": "given"}
+        config = AttentionLossConfig(layers=2)
+        records.append(record(rollout, stages, stages[0], subject.tokenizer, config, about=about))
+        assert align(rollout.pair, len(ids)).num_tokens == len(ids)
+    return records
+
+
+@pytest.fixture(scope="module")
+def shown(found, tmp_path_factory):
+    page = Page("Where it looks", "test")
+    page.use_viewer()
+    page.data("attention-data", found)
+    page.section("viewer-section", "", viewer.SHELL, viewer.ABOUT)
+    path = tmp_path_factory.mktemp("viewer") / "viewer.html"
+    path.write_text(page.html())
+    return path
+
+
+def step(page):
+    return int(page.locator("#viewer").get_attribute("data-step"))
+
+
+def test_it_begins_where_the_student_is_furthest_from_the_teacher(open_page, shown, found):
+    page = open_page(shown, ready=READY)
+    before = next(v["divergence"] for v in found[0]["views"] if v["stage"] == "before" and v["layer"] == 1)
+    assert step(page) == before.index(max(before))
+    assert page.locator("#viewer").get_attribute("data-stage") == "after"
+
+
+def test_the_step_follows_the_mouse_and_a_click_holds_it(open_page, shown):
+    page = open_page(shown, ready=READY)
+    tokens = page.locator("[data-panel=student] .r")
+    for place in (3, 7):
+        tokens.nth(place).hover()
+        assert step(page) == place
+    tokens.nth(7).click()
+    assert "held" in page.locator(".v-now").inner_text()
+    tokens.nth(2).hover()
+    assert step(page) == 7
+    page.keyboard.press("Escape")
+    tokens.nth(4).hover()
+    assert step(page) == 4
+    page.locator("[data-panel=teacher] .r").nth(5).hover()
+    assert step(page) == 5
+
+
+def test_the_step_follows_the_keyboard(open_page, shown, found):
+    page = open_page(shown, ready=READY)
+    from playwright.sync_api import expect
+
+    page.locator("#viewer").focus()
+    page.keyboard.press("Home")
+    assert step(page) == 0
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    assert step(page) == 2
+    page.keyboard.press("End")
+    last = len(found[0]["seen"]["shared"]) - 1
+    assert step(page) == last
+    page.keyboard.press("ArrowRight")
+    assert step(page) == last
+    page.keyboard.press("b")
+    assert page.locator("#viewer").get_attribute("data-stage") == "before"
+    page.keyboard.press("Home")
+    page.keyboard.press("Space")
+    expect(page.locator("#viewer")).not_to_have_attribute("data-step", re.compile("^[01]$"))
+    page.keyboard.press("Space")
+
+
+def test_the_step_follows_curves_and_slider(open_page, shown, found):
+    page = open_page(shown, ready=READY)
+    box = page.locator(".v-curves").bounding_box()
+    page.mouse.move(box["x"] + 14, box["y"] + 40)
+    assert step(page) == 0
+    page.mouse.move(box["x"] + box["width"] - 14, box["y"] + 40)
+    assert step(page) == len(found[0]["seen"]["shared"]) - 1
+    page.locator(".v-slide").fill("4")
+    assert step(page) == 4
+
+
+@pytest.mark.parametrize("panel", ["teacher", "projected", "student"])
+def test_shades_are_the_weights(open_page, shown, found, panel):
+    """The token with the most attention is the darkest, and what cannot be seen yet has no shade."""
+    page = open_page(shown, ready=READY)
+    page.locator(".v-slide").fill("6")
+    page.select_option("[aria-label=Shading]", "linear")
+    one = found[0]
+    if panel == "student":
+        pack, seen = next(v["student"] for v in one["views"] if v["stage"] == "after" and v["layer"] == 1), "shared"
+    else:
+        pack, seen = (
+            next(layer[panel] for layer in one["layers"] if layer["layer"] == 1),
+            ("teacher" if panel == "teacher" else "shared"),
+        )
+    row = unpacked(pack, one["seen"][seen])[6]
+    positions = range(len(row)) if panel == "teacher" else one["shared"]["student"][: len(row)]
+    expected = {place: min(weight / 0.25, 1) * 0.92 for place, weight in zip(positions, row, strict=True)}
+    drawn = page.locator(f"[data-panel={panel}] .v-text span:not(.v-sol):not(.v-you)").evaluate_all(
+        "spans => spans.map(span => getComputedStyle(span).backgroundColor)"
+    )
+    for place, colour in enumerate(drawn):
+        numbers = [float(v) for v in re.findall(r"[\d.]+", colour)]
+        alpha = numbers[3] if len(numbers) == 4 else 1.0
+        assert alpha == pytest.approx(expected.get(place, 0.0), abs=0.012)
+
+
+def test_trajectories_layers_shading_and_stages_can_be_chosen(open_page, shown, found):
+    page = open_page(shown, ready=READY)
+    from playwright.sync_api import expect
+
+    page.select_option("[aria-label=Trajectory]", "1")
+    expect(page.locator("[data-panel=student] .r")).to_have_count(len(found[1]["seen"]["shared"]))
+    page.get_by_role("button", name="before").click()
+    first = page.locator("[data-panel=student] p").inner_text()
+    page.select_option("[aria-label=Layer]", "2")
+    assert page.locator("[data-panel=student] p").inner_text() != first
+    for scale in ("log", "linear", "relative"):
+        page.select_option("[aria-label=Shading]", scale)
+    page.select_option("[aria-label='Go to']", "rho")
+    rho = next(layer["rho"] for layer in found[1]["layers"] if layer["layer"] == 2)
+    assert step(page) == rho.index(max(rho))
+    page.get_by_text("without first token").click()
+    assert page.locator(".v-top tbody tr").count() == 8
+
+
+def test_where_they_differ_most(open_page, shown, found):
+    page = open_page(shown, ready=READY)
+    page.locator(".v-slide").fill("9")
+    one = found[0]
+    target = unpacked(
+        next(layer["projected"] for layer in one["layers"] if layer["layer"] == 1), one["seen"]["shared"]
+    )[9]
+    mine = unpacked(
+        next(v["student"] for v in one["views"] if v["stage"] == "after" and v["layer"] == 1), one["seen"]["shared"]
+    )[9]
+    place = one["shared"]["student"][int(abs(target - mine).argmax())]
+    row = page.locator(".v-top tbody tr").first
+    assert row.locator("em").inner_text() == one["student"]["tokens"][place].replace("\n", "⏎").strip()
+    row.hover()
+    assert page.locator("[data-panel=student] .flash").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone(open_page, shown, scheme):
+    page = open_page(shown, width=390, height=844, scheme=scheme, ready=READY)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.locator("[data-panel=teacher] .r").nth(3).tap()
+    assert step(page) == 3
+    assert "held" in page.locator(".v-now").inner_text()
+
+
+def test_hostile_tokens_do_no_harm_and_a_damaged_record_says_so(open_page, found, tmp_path):
+    one = {**found[0], "title": "</script><script>alert(1)</script>", "student": dict(found[0]["student"])}
+    one["student"]["tokens"] = ["<img src=x onerror=alert(1)>", *one["student"]["tokens"][1:]]
+    bad = {**one, "layers": [{**one["layers"][0], "teacher": {**one["layers"][0]["teacher"], "rows": "AAAA"}}]}
+    for name, records, ready in (("a", [one], READY), ("b", [bad], "#viewer[data-ready=damaged]")):
+        page = Page("t", "s")
+        page.use_viewer()
+        page.data("attention-data", records)
+        page.section("v", "", viewer.SHELL)
+        (tmp_path / f"{name}.html").write_text(page.html())
+        opened = open_page(tmp_path / f"{name}.html", ready=ready)
+        assert opened.locator("img").count() == 0
+    assert "damaged" in opened.locator("#viewer").inner_text()

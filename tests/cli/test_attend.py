@@ -1,0 +1,59 @@
+"""`opasd attend`, as it is typed: on the embedded model and on a trained run."""
+
+import json
+
+from opasd.cli import main
+from opasd.config import RunConfig
+from opasd.recipes import load_recipe
+from opasd.report.folders import read_run
+from opasd.report.viewer import is_record
+from opasd.run import RunFolder
+from opasd.training import train
+
+
+def config(tmp_path) -> RunConfig:
+    found = load_recipe("lab").config()
+    small = found.train.model_copy(update={"max_steps": 1, "save_steps": 1, "per_device_train_batch_size": 2})
+    data = found.data.model_copy(update={"sample": 16})
+    return found.model_copy(
+        update={
+            "train": small,
+            "data": data,
+            "validation_data": {},
+            "output_dir": str(tmp_path),
+            "save_samples_every": 0,
+        }
+    )
+
+
+def test_the_embedded_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["attend", "lab", "--problem", "3"]) == 0
+    assert capsys.readouterr().out == "attention-lab-3.html\n"
+    assert (tmp_path / "attention-lab-3.html").stat().st_size < 200_000
+
+
+def test_a_run_before_and_after(tmp_path, capsys):
+    folder = RunFolder.create(config(tmp_path), "run")
+    train(folder.config, folder.path)
+    capsys.readouterr()
+    assert main(["attend", str(folder.path), "--problem", "1", "2", "--max-new-tokens", "12"]) == 0
+    assert capsys.readouterr().out == f"{folder.path / 'attention' / 'problem-1-2.html'}\n"
+    found = json.loads((folder.path / "attention" / "problem-2.json").read_text())
+    assert is_record(found)
+    assert [view["stage"] for view in found["views"]] == ["before", "after"]
+    assert found["views"][0]["divergence"] != found["views"][1]["divergence"]
+    assert len(found["views"][0]["divergence"]) <= 12
+    assert len(read_run(folder.path).attention) == 2
+    assert main(["report", str(folder.path), "--out", str(tmp_path / "report")]) == 0
+    assert "Where they look" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_mistakes(tmp_path, capsys):
+    (tmp_path / "c").write_text("x")
+    for arguments, words in {
+        ("lab", "--problem", "1", "2", "--completion", str(tmp_path / "c")): "the answer to one problem",
+        (str(tmp_path),): "neither a run",
+    }.items():
+        assert main(["attend", *arguments]) == 2
+        assert words in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""`opasd evaluate` as a user runs it, in processes of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opasd import cli
+from opasd.evaluation.samples import SampleFile
+from opasd.recipes import load_recipe
+from opasd.run import RunFolder, hold
+from tests.evaluation.lab import make_adapter
+
+SHORT = ["--samples", "2", "--problems", "24", "--max-new-tokens", "48", "--max-batch", "8", "--output", "out"]
+
+
+def test_killed_and_restarted_it_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Killed with SIGKILL, and the last line cut on top of it; then compared with a run that nothing disturbed."""
+    samples = tmp_path / "killed" / "out" / "samples.jsonl"
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "opasd.cli", "evaluate", "lab", *SHORT],
+        cwd=tmp_path / "killed",
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    ) as first:
+        while not samples.exists() and first.poll() is None:
+            time.sleep(0.01)
+        first.send_signal(signal.SIGKILL)
+    assert first.returncode == -signal.SIGKILL
+    there = samples.read_bytes()
+    assert 8 <= there.count(b"\n") < 48
+    samples.write_bytes(there[:-25])
+    results, lines = [], []
+    for name in ("killed", "whole"):
+        monkeypatch.chdir(tmp_path / name)
+        assert evaluate("lab", *SHORT, "--json") == 0
+        output = capfd.readouterr()
+        results.append(json.loads(output.out)["results"])
+        lines.append(sorted(Path("out/samples.jsonl").read_bytes().splitlines()))
+        assert ("samples are there already" in output.err) == (name == "killed")
+        assert "tokens/s" in output.err
+    assert results[0] == results[1]
+    assert lines[0] == lines[1]
+    assert len({sample.key for sample in SampleFile(samples)}) == len(lines[0]) == 48
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def evaluate(*args: str) -> int:
+    try:
+        return cli.main(["evaluate", *args])
+    except SystemExit as stop:  # argparse's own
+        return int(str(stop.code))
+
+
+def test_base_and_runs_at_several_budgets(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = load_recipe("lab").config().model_copy(update={"output_dir": "runs"})
+    for seed, name in enumerate(("a", "b")):
+        RunFolder.create(config, name)
+        make_adapter(here / "runs" / name / "final", seed)
+    args = ["base", "runs/a", "runs/b", "--problems", "4", "--samples", "2", "--budgets", "16,40"]
+    assert evaluate(*args) == 0
+    text = capfd.readouterr().out
+    assert text.splitlines()[0].startswith("| benchmark | budget | target | Avg@2")
+    assert text.count("| lab ") == 6
+    (folder,) = (here / "evaluations").iterdir()
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert (found["schema"], list(found["targets"])) == (1, ["base", "a", "b"])
+    assert json.loads((here / "runs" / "b" / "evaluations" / f"{folder.name}.json").read_text()) == found
+    assert evaluate(*args, "--json") == 0
+    again = json.loads(capfd.readouterr().out)
+    assert again["results"] == found["results"]
+    assert evaluate(*args, "--seed", "1", "--output", str(folder)) == 2
+    assert "holds samples of other settings: profile is" in capfd.readouterr().err
+
+
+def test_the_benchmarks_are_listed(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--list") == 0
+    assert "AIME 2026" in capfd.readouterr().out
+    assert evaluate("--list", "--json") == 0
+    assert json.loads(capfd.readouterr().out)[0]["name"] == "aime24"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "nothing to evaluate"),
+        (["lab", "--benchmarks", "aime2"], 'no benchmark "aime2"; did you mean aime2'),
+        (["lab", "--benchmarks", "absent.jsonl"], 'no benchmark "absent.jsonl"'),
+        (["lab", "--benchmarks", "broken.jsonl"], "not valid JSON"),
+        (["lab", "--benchmarks", "aime24", "--data-dir", "absent"], "no folder absent"),
+        (["base"], "base: which model"),
+        (["runs/absent"], "no model, adapter or run"),
+        (["adapter", "--model", "Qwen/Qwen3-8B", "--benchmarks", "lab"], "was trained on lab, but --model is"),
+        (["lab", "--samples", "0"], "expected a number above 0, got '0'"),
+        (["lab", "--budgets", "10,x"], "expected a number above 0, got 'x'"),
+        (["lab", "--budgets", "10,20", "--max-new-tokens", "30"], "the largest budget must be"),
+        (["lab", "--temperature", "-1"], "sampling.temperature: got -1.0"),
+        (["lab", "--profile", "mine"], "invalid choice: 'mine'"),
+        (["lab", "--engine", "vllm_server"], "give --server"),
+        (["lab", "--output", "broken.jsonl", "--problems", "1"], "cannot be written to"),
+    ],
+)
+def test_mistakes_are_explained(here: Path, capfd: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
+    (here / "broken.jsonl").write_text("{not json\n")
+    (here / "adapter").mkdir()
+    (here / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "lab", "r": 4}')
+    assert evaluate(*args) == 2
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert words in output.err
+    assert "Traceback" not in output.err
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from opasd.cli import main\ntry: main(['evaluate', '--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'transformers', 'sympy', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    assert "--benchmarks" in done.stdout
+
+
+def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    adapter = make_adapter(here / "trained", 0)
+    server = Path(__file__).parents[1] / "rollout" / "fake_server.py"
+    with subprocess.Popen([sys.executable, str(server), "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            args = ["lab", str(adapter), "--engine", "vllm_server", "--server", url, "--problems", "3", "--json"]
+            assert evaluate(*args) == 0
+        finally:
+            process.kill()
+    found = json.loads(capfd.readouterr().out)
+    assert [result["target"] for result in found["results"]] == ["lab", "trained"]
+    (folder,) = (here / "evaluations").iterdir()
+    drawn: dict[str, list[tuple[int, ...]]] = {"lab": [], "trained": []}
+    for sample in SampleFile(folder / "samples.jsonl"):
+        drawn[sample.target].append(tuple(sample.ids))
+    assert len(drawn["lab"]) == len(drawn["trained"]) == 3
+    assert drawn["lab"] != drawn["trained"]
+
+
+def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "out").mkdir()
+    with hold(here / "out", "evaluation"):
+        assert evaluate("lab", "--problems", "1", "--output", "out") == 2
+    assert "evaluation folder out in use by a live process" in capfd.readouterr().err
+    (here / "out" / "settings.json").write_text('{"targets": ')
+    assert evaluate("lab", "--problems", "1", "--output", "out") == 2
+    assert "settings.json is damaged" in capfd.readouterr().err
+    (here / "out" / "settings.json").rename(here / "out" / "samples.jsonl")
+    assert evaluate("lab", "--problems", "1", "--output", "out") == 2
+    assert "has samples.jsonl but no settings.json" in capfd.readouterr().err

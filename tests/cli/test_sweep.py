@@ -1,0 +1,211 @@
+"""`opasd sweep` as a user runs it: with a stand-in for training where the bookkeeping matters, and once for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import opasd.cli as cli
+from opasd.records import Records
+from tests.cli.conftest import CommandLine
+
+STAND_IN = """
+import json
+_stand_in = module.train
+
+def train(config, folder, *, resume):
+    os.environ["STAND_IN"] = json.loads(os.environ.get("RUNS", "{}")).get(folder.name, "")
+    (folder / "threads").write_text(os.environ.get("OMP_NUM_THREADS", ""))
+    outcome = _stand_in(config, folder, resume=resume)
+    if outcome == "finished":
+        (folder / "final").mkdir(exist_ok=True)
+        (folder / "final" / "README.md").touch()
+    return outcome
+
+module.train = train
+"""
+SWEEP = """
+recipe: lab-short
+grid: {objective.attention_weight: [0.25, 0.5, 1.0]}
+"""
+NAMES = [f"attention_weight-{weight}" for weight in ("0.25", "0.5", "1")]
+TRAIN = ("sweep", "three.yaml", "--no-evaluation")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> CommandLine:
+    """The command line with a sweep of three runs, whose training does what RUNS says of each."""
+    found = CommandLine(tmp_path)
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(site.read_text() + STAND_IN)
+    (tmp_path / "three.yaml").write_text(SWEEP)
+    found.environment.pop("OMP_NUM_THREADS", None)
+    return found
+
+
+def runs(**what: str) -> str:
+    return json.dumps(what)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def test_a_run_that_fails_stops_no_other_and_a_mistake_is_not_made_again(three: CommandLine) -> None:
+    failing = runs(**{NAMES[0]: "mistake", NAMES[1]: "bug"})
+    code, table, errors = three(*TRAIN, "--jobs", "2", RUNS=failing)
+    folder = three.folder / "sweeps" / "three"
+    assert code == 1, errors
+    assert f"{NAMES[0]}: failed (exit code 2): no such column; name another" in errors
+    assert f"{NAMES[1]}: failed (exit code 1): RuntimeError: a bug" in errors
+    assert "Traceback" in (folder / "logs" / f"{NAMES[1]}.log").read_text()
+    assert [line.split()[-1] for line in table.splitlines() if line.startswith("attention_weight-")] == [
+        "failed", "failed", "1",
+    ]  # fmt: skip
+    assert (folder / NAMES[2] / "threads").read_text() == str(max(1, (os.cpu_count() or 1) // 2))
+
+    code, _, errors = three(*TRAIN)
+    assert code == 2
+    assert f"{NAMES[0]}: failed before and is not tried again without --retry: no such column" in errors
+    assert f"{NAMES[1]}: going on with training" in errors
+    assert f"{NAMES[2]}: done before" in errors
+    code, text, _ = three(*TRAIN, "--dry-run")
+    assert "failed before: no such column" in text
+    code, _, errors = three(*TRAIN, "--retry")
+    assert (code, errors.count("done before")) == (0, 2), errors
+    whole = json.loads((folder / "tables" / "results.json").read_text())
+    assert [run["done"] for run in whole["runs"]] == [True, True, True]
+    assert three(*TRAIN)[0] == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_it_survives_interruption(three: CommandLine, how: signal.Signals) -> None:
+    folder = three.folder / "sweeps" / "three"
+    waiting = runs(**dict.fromkeys(NAMES, "wait"))
+    with three.start(*TRAIN, "--jobs", "2", RUNS=waiting) as process:
+        wait_for(lambda: all((folder / name / "ready-0").exists() for name in NAMES[:2]), process)
+        if how == signal.SIGTERM:
+            assert "in use by a live process" in three.refuses(*TRAIN)
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-how if how == signal.SIGKILL else 75), errors
+    assert how == signal.SIGKILL or "continue with: opasd sweep three.yaml --no-evaluation" in errors
+    assert not (folder / NAMES[2]).exists()
+    # Runs outlive a killed sweep for the moment they need to save; the next one waits for them.
+    code, _, errors = three(*TRAIN)
+    assert code == 0, errors
+    assert [(folder / name / "called-0").read_text().split()[1] for name in NAMES] == ["True", "True", "False"]
+
+
+def test_one_run_alone_as_a_task_of_a_cluster(three: CommandLine) -> None:
+    code, output, _ = three(*TRAIN, "--only", NAMES[1])
+    assert (code, output) == (0, "")
+    assert not (three.folder / "sweeps" / "three" / NAMES[0]).exists()
+    code, output, _ = three(*TRAIN, "--table")
+    assert code == 0
+    assert [line.split()[2:] for line in output.splitlines() if line.startswith("attention_weight-")] == [
+        ["not", "done"], [], ["not", "done"],
+    ]  # fmt: skip
+
+
+def test_planning_is_fast_and_imports_nothing_heavy(three: CommandLine) -> None:
+    code = (
+        "import sys; from opasd.cli import main; code = main(sys.argv[1:])\n"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow', 'tyro') if m in sys.modules], code)"
+    )
+    times = []
+    for how in ("--dry-run", "--dry-run", "--print-commands", "--slurm"):
+        start = time.perf_counter()
+        command = [sys.executable, "-c", code, "sweep", "three.yaml", how]
+        done = subprocess.run(command, cwd=three.folder, capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+        assert done.stdout.endswith("[] 0\n"), done.stdout
+    assert min(times) < 1
+    assert not (three.folder / "sweeps").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["sweep"], "nothing to sweep"),
+        (["sweep", "lab-lamda"], "did you mean lab-lambda?"),
+        (["sweep", "three.yaml", "--train.max-step", "2"], "did you mean train.max_steps?"),
+        (["sweep", "three.yaml", "--seeds", "a"], "--seeds: got 'a'"),
+        (["sweep", "three.yaml", "--gpus-per-run", "8"], "--gpus-per-run 8, but there are"),
+        (["sweep", "three.yaml", "--data.source", "absent.jsonl"], "attention_weight-0.25 cannot run:"),
+        (["sweep", "three.yaml", "--jobs", "0"], "expected a number above 0"),
+        (["sweep", "three.yaml", "--reuse", "absent"], "--reuse: no folder absent"),
+        (["sweep", "three.yaml", "--only", "x"], "the runs are attention_weight-0.25, "),
+        (["train", "lab-base"], "is for evaluation, nothing is trained; use `opasd evaluate lab`"),
+    ],
+)
+def test_mistakes_of_the_command_line(
+    args: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "three.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(args)
+    except SystemExit as stop:  # argparse's own
+        code = stop.code
+    assert code == 2
+    assert message in capfd.readouterr().err
+
+
+def test_what_is_only_evaluated_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", "lab-base"]) == 0
+    assert "# nothing is trained: the model is evaluated as it is" in capfd.readouterr().out
+    assert cli.main(["sweep", "lab-main", "--print-commands", "--evaluate.problems", "9"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "opasd evaluate lab --dtype float32 --benchmarks lab --profile lab --problems 9 --output "
+    )
+    assert lines[1].startswith("opasd train lab-short-opsd --name opsd --output-dir sweeps/lab-main && opasd evaluate ")
+    assert cli.main(["sweep", "--list"]) == 0
+    assert "lab-lambda " in capfd.readouterr().out
+
+
+def test_killed_in_the_middle_and_continued_it_ends_in_a_table_and_a_report(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(
+        "recipe: lab-short\nruns: [base, {name: opasd}]\nevaluate: {problems: 8, max_new_tokens: 16}\n"
+        "set: {train.max_steps: 12, train.save_steps: 1, train.per_device_train_batch_size: 2, data.sample: 16,\n"
+        "      rollout.max_new_tokens: 8, model.lora_r: 2}\n"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "opasd.cli"]
+    folder = tmp_path / "sweeps" / "tiny"
+    metrics = folder / "opasd" / "metrics.jsonl"
+    words = [*command, "sweep", "tiny.yaml", "--only", "opasd"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: len(list(Records(metrics))) >= 1, process, 120)
+        process.kill()
+    before = len(list(Records(metrics)))
+    assert before < 12
+    words = [*command, "sweep", "tiny.yaml", "--jobs", "2"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "opasd: going on with training" in done.stderr
+    assert [row["step"] for row in Records(metrics)] == list(range(1, 13))
+    rows = [line.split()[0] for line in done.stdout.splitlines()[2:5]]
+    assert rows == ["run", "base", "opasd"]
+    whole = json.loads((folder / "tables" / "results.json").read_text())
+    assert whole["rows"][1]["accuracy"]["lab"]["runs"] == 1
+    assert set(whole["rows"][1]["against_base"]) == {"mean", "low", "high"}
+    report = subprocess.run([*command, "report", str(folder)], cwd=tmp_path, capture_output=True, text=True)
+    assert report.returncode == 0, report.stderr
+    table = (tmp_path / "report" / "tables" / "evaluations.csv").read_text()
+    assert "opasd" in table

@@ -1,0 +1,195 @@
+"""Whole evaluations of the embedded model: resumed after any interruption, cut at budgets, adapters swapped."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from peft import PeftModel
+
+from opasd.checkpoints import TransformersBase
+from opasd.errors import ConfigError
+from opasd.evaluation import folder as folders
+from opasd.evaluation.loop import Evaluation
+from opasd.evaluation.samples import SampleFile
+from opasd.evaluation.targets import Target
+from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.training import load_model, load_tokenizer
+from tests.evaluation.lab import LAB, SAMPLING, Quiet, asked, make_adapter, run
+
+
+class Stopped(Exception):
+    pass
+
+
+class StoppingBase(TransformersBase):
+    """A base whose engine stops before its n-th group."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__(LAB, max_batch=8)
+        self.groups = groups
+
+    def engine(self, longest, adapters):
+        engine, generate = super().engine(longest, adapters), None
+        generate = engine.generate
+
+        def counted(*args):
+            self.groups -= 1
+            if self.groups < 0:
+                raise Stopped
+            return generate(*args)
+
+        engine.generate = counted
+        return engine
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return [make_adapter(folder / name, seed) for seed, name in enumerate(("one", "two"))]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "evaluation"
+    run(asked(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("groups", "damage"),
+    [
+        (0, b""),
+        (1, b""),
+        (2, b'{"target": "lab", "bench'),
+        (1, b"\x00\xff\n{}\n"),
+        (2, "last line cut"),
+        (1, "first line lost"),
+    ],
+)
+def test_an_interrupted_evaluation_ends_as_an_uninterrupted_one(tmp_path, whole, groups, damage):
+    path = tmp_path / "evaluation"
+    with pytest.raises(Stopped):
+        run(asked(), path, lambda _: StoppingBase(groups))
+    file = path / folders.SAMPLES
+    if groups == 0:
+        assert not file.exists()
+        file.touch()
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 4 * groups
+    if damage == "last line cut":
+        file.write_bytes(b"".join(lines)[:-30])
+    elif damage == "first line lost":
+        file.write_bytes(b"".join(lines[1:]))
+    else:
+        file.write_bytes(b"".join(lines) + damage)
+    progress = Quiet()
+    found = run(asked(), path, progress=progress)
+    samples = [sample.key for sample in SampleFile(file)]
+    assert len(samples) == len(set(samples)) == 12
+    assert sorted(file.read_bytes().splitlines()) == sorted((whole / folders.SAMPLES).read_bytes().splitlines())
+    expected = json.loads((whole / folders.RESULTS).read_text())
+    assert found["results"] == expected["results"]
+    assert progress.begun[0] == 12
+    assert sum(samples for _, samples, _ in progress.groups) == 12 - progress.begun[1]
+
+
+def test_a_finished_evaluation_loads_no_model(tmp_path, whole):
+    def fail(_):
+        raise AssertionError
+
+    assert run(asked(), whole, fail)["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
+
+
+def test_every_sample_tells_all_about_itself(whole):
+    tokenizer = load_tokenizer(LAB)
+    for sample in SampleFile(whole / folders.SAMPLES):
+        assert tokenizer.decode(sample.ids, skip_special_tokens=True) == sample.text
+        assert sample.finish_reason == ("length" if len(sample.ids) == 48 else "stop")
+        assert (sample.answer is None) == (sample.verdict in ("truncated", "no_answer"))
+        assert isinstance(sample.seed, int)
+
+
+def test_a_cut_sample_is_what_a_smaller_budget_draws(tmp_path):
+    """The sampler's random numbers belong to tokens, so the first k of them do not know how many may follow."""
+    together = run(asked(budgets=(12, 30, 48)), tmp_path / "all")
+    assert [result["budget"] for result in together["results"]] == [12, 30, 48]
+    for result in together["results"]:
+        budget = result["budget"]
+        shorter = SAMPLING.model_copy(update={"max_new_tokens": budget})
+        alone = run(asked(sampling=shorter), tmp_path / str(budget))["results"][0]
+        assert {**result, "budget": 0} == {**alone, "budget": 0}
+    assert together["results"][0]["truncated"]["mean"] == 1
+    assert together["results"][0]["verdicts"]["truncated"] == 12
+
+
+def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
+    targets = [Target("one", LAB, adapters[0]), Target("base", LAB), Target("two", LAB, adapters[1])]
+    loads: list[object] = []
+
+    def opener(model):
+        loads.append(model)
+        return TransformersBase(model, 8)
+
+    evaluation = asked(*targets, problems=4)
+    found = run(evaluation, tmp_path / "e", opener)
+    assert len(loads) == 1
+    assert [result["target"] for result in found["results"]] == ["one", "base", "two"]
+    assert [(d["target"], d["against"]) for d in found["differences"]] == [("base", "one"), ("two", "one")]
+    drawn = {target.name: [] for target in targets}
+    for sample in SampleFile(tmp_path / "e" / folders.SAMPLES):
+        drawn[sample.target].append(sample)
+    assert drawn["one"][0].seed == drawn["two"][0].seed
+    tokenizer = load_tokenizer(LAB)
+    for target in targets:
+        model = load_model(LAB)
+        model = model if target.adapter is None else PeftModel.from_pretrained(model, str(target.adapter))
+        engine = TransformersEngine(model, stop_ids(model, tokenizer), 8)
+        prompts = _prompts(evaluation, tokenizer)
+        for start in range(0, 8, 4):
+            part = drawn[target.name][start : start + 4]
+            alone = engine.generate(prompts[start : start + 4], SAMPLING, [sample.seed for sample in part])
+            assert [found.ids for found in alone] == [tuple(sample.ids) for sample in part]
+    assert drawn["one"][0].ids != drawn["base"][0].ids != drawn["two"][0].ids
+
+
+def _prompts(evaluation: Evaluation, tokenizer):
+    from opasd.prompts import PromptBuilder
+
+    builder = PromptBuilder(tokenizer, evaluation.benchmarks[0].benchmark.prompts())
+    problems = evaluation.benchmarks[0].problems
+    return [builder.student_ids(problem.question, thinking=False) for problem in problems for _ in range(2)]
+
+
+def test_targets_can_be_added_and_other_settings_are_refused(tmp_path, adapters, whole):
+    path = tmp_path / "e"
+    run(asked(), path)
+    found = run(asked(Target("one", LAB, adapters[0])), path)
+    assert [result["target"] for result in found["results"]] == ["lab", "one"]
+    assert found["results"][0] == json.loads((whole / folders.RESULTS).read_text())["results"][0]
+    for other, words in [
+        (asked(seed=1), "profile is"),
+        (asked(group=5), "group is 4 there and 5 now"),
+        (asked(problems=5), "benchmarks: lab is another one"),
+        (asked(Target("one", LAB, adapters[1])), "targets: one is another one"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            run(other, path)
+
+
+def test_what_does_not_fit_the_context_is_told(tmp_path):
+    progress = Quiet()
+    evaluation = asked(problems=2, sampling=SAMPLING.model_copy(update={"max_new_tokens": 16_384}))
+    run(evaluation, tmp_path / "e", progress=progress)
+    assert any("new tokens fit the model's context of 1024" in said for said in progress.said)
+    long = dataclasses.replace(evaluation.benchmarks[0].problems[0], question="apples " * 1200)
+    benchmark = dataclasses.replace(evaluation.benchmarks[0], problems=(long,))
+    with pytest.raises(ConfigError, match="the model's context is 1024"):
+        run(dataclasses.replace(evaluation, benchmarks=[benchmark]), tmp_path / "f")
+
+
+def test_results_reach_the_run(tmp_path, adapters):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    target = Target("first", LAB, adapters[0], run=tmp_path / "runs" / "first")
+    found = run(asked(target, problems=2), tmp_path / "evaluations" / "x")
+    assert json.loads((tmp_path / "runs" / "first" / "evaluations" / "x.json").read_text()) == found

@@ -1,0 +1,115 @@
+"""Results: measures of known outcomes, differences on the same problems, and the table."""
+
+import json
+
+import pytest
+
+from opasd.errors import ConfigError
+from opasd.evaluation.profiles import PROFILES, profile
+from opasd.evaluation.results import build, gather, table
+from opasd.evaluation.samples import Key, Outcome, Sample, SampleFile
+from opasd.evaluation.statistics import estimate, macro_average, paired_difference
+
+
+def outcomes(*problems: str) -> dict[str, list[Outcome]]:
+    """`cw-t!` a problem: correct, wrong, no answer, truncated, failed; the n-th sample has 10 · n tokens."""
+    verdicts = {"c": "correct", "w": "wrong", "-": "no_answer", "t": "truncated", "!": "grader_failed"}
+    answers = {"c": "1", "w": "2", "!": "3"}
+    return {
+        f"p{number}": [
+            Outcome(10 * place, letter == "t", verdicts[letter], answers.get(letter))
+            for place, letter in enumerate(problem, 1)
+        ]
+        for number, problem in enumerate(problems)
+    }
+
+
+def test_one_target_on_one_benchmark():
+    found = build({("base", "aime24", 100): outcomes("ccww", "c-t!", "wwww")})
+    (result,) = found["results"]
+    assert (result["problems"], result["samples"]) == (3, 4)
+    assert result["verdicts"] == {"correct": 3, "wrong": 6, "no_answer": 1, "truncated": 1, "grader_failed": 1}
+    assert result["avg"]["mean"] == pytest.approx((0.5 + 0.25 + 0) / 3)
+    assert list(result["pass"]) == list(result["maj"]) == ["1", "2", "3", "4"]
+    assert result["pass"]["1"] == result["avg"]
+    assert result["pass"]["2"]["mean"] == pytest.approx((5 / 6 + 1 / 2 + 0) / 3)
+    assert result["pass"]["4"]["mean"] == pytest.approx(2 / 3)
+    assert result["maj"]["4"]["mean"] == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
+    assert result["tokens"]["mean"] == result["tokens"]["median"] == 25
+    assert result["truncated"]["mean"] == pytest.approx(1 / 12)
+    assert result["per_problem"]["p1"] == {"correct": 1, "tokens": 25}
+    assert found["differences"] == found["averages"] == []
+
+
+def test_several_targets_are_compared_on_the_same_problems():
+    first, second = outcomes("ccww", "cwww", "wwww"), outcomes("cccw", "ccww", "cwww")
+    both = {("base", "a", 9): first, ("base", "b", 9): second, ("new", "a", 9): second, ("new", "b", 9): second}
+    found = build(both)
+    differences = {(d["target"], d["benchmark"]): d for d in found["differences"]}
+    assert set(differences) == {("new", "a"), ("new", "b"), ("new", None)}
+    assert differences["new", "a"]["avg"] == {"mean": 0.25, "low": 0.25, "high": 0.25}
+    assert differences["new", "a"]["pass"]["mean"] == pytest.approx(1 / 3)
+    assert differences["new", "b"]["tokens"] == {"mean": 0, "low": 0, "high": 0}
+    assert differences["new", None]["avg"]["mean"] == pytest.approx(0.125)
+    averages = {average["target"]: average for average in found["averages"]}
+    assert averages["base"]["avg"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
+    assert averages["base"]["benchmarks"] == ["a", "b"]
+    text = table(found)
+    assert "against base" in text
+    assert "+25.0 [+25.0, +25.0]" in text
+    assert text.count("\n") == 2 + 4 + 2
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_only_what_is_complete_has_results():
+    def sample(target: str, number: int) -> tuple[Key, dict[int, Outcome]]:
+        return Key(target, "a", "p", number), {9: Outcome(1, False, "correct", "1")}
+
+    rows = [sample("whole", 0), sample("whole", 1), sample("half", 0)]
+    assert list(gather(rows, {"a": ["p"]}, 2)) == [("whole", "a", 9)]
+    assert gather(rows, {"a": ["p", "q"]}, 2) == {}
+    assert table({"results": [], "differences": [], "averages": []}) == ""
+
+
+def test_a_macro_average_weighs_benchmarks_alike():
+    small, large = [1.0, 1.0], [0.0, 1.0] * 200
+    found = macro_average([small, large])
+    assert found.mean == 0.75
+    assert found.half_width == pytest.approx(estimate(large).half_width / 2, rel=0.1)
+    assert macro_average([large]).mean == estimate(large).mean
+    assert paired_difference(large, large) == (0, 0, 0)
+
+
+def test_samples_survive_damage(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    samples = [Sample("t", "b", "p", n, n, (1, 2), "\u2028é\n", "stop", "correct", "1", {}) for n in range(3)]
+    SampleFile(path).append(samples)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    other = json.dumps(json.loads(lines[0]) | {"verdict": "maybe"}).encode() + b"\n"
+    path.write_bytes(lines[0] + b"garbage\n" + other + lines[1] + lines[0] + b"\xff\x00" + lines[2][:20])
+    file = SampleFile(path)
+    assert [sample.sample for sample in file] == [0, 1]
+    assert path.read_bytes() == lines[0] + lines[1]
+    file.append(samples)
+    assert path.read_bytes() == b"".join(lines)
+    assert [sample.text for sample in file] == ["\u2028é\n"] * 3
+
+
+def test_profiles_are_as_published():
+    paper, opsd = PROFILES["paper"], PROFILES["opsd"]
+    assert paper.sampling.model_dump() == {
+        "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "max_new_tokens": 16_384,
+    }  # fmt: skip
+    assert (paper.samples, paper.seed, paper.thinking) == (12, 0, True)
+    assert (opsd.sampling.temperature, opsd.sampling.max_new_tokens) == (1.0, 38_912)
+
+
+def test_profiles_of_one_s_own():
+    mine = profile("paper", {"budgets": (28_672, 16_384, 38_912), "samples": 4, "temperature": 0, "top_p": None})
+    assert mine.cuts == (16_384, 28_672, 38_912)
+    assert (mine.sampling.max_new_tokens, mine.samples, mine.sampling.temperature) == (38_912, 4, 0)
+    assert profile("paper", {}).cuts == (16_384,)
+    for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"samples": 0}, {"top_p": 2}):
+        with pytest.raises(ConfigError, match="profile paper: "):
+            profile("paper", wrong)

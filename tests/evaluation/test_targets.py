@@ -1,0 +1,124 @@
+"""Which model a name stands for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opasd.config import ModelConfig
+from opasd.errors import ConfigError
+from opasd.evaluation.targets import resolve
+from opasd.recipes import load_recipe
+from opasd.run import RunFolder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with runs, an adapter and a model in it."""
+    monkeypatch.chdir(tmp_path)
+    for name, recipe in (("a", "lab"), ("b", "lab"), ("big", "opasd-qwen3-4b")):
+        config = load_recipe(recipe).config().model_copy(update={"output_dir": "runs"})
+        RunFolder.create(config, name)
+        adapter(tmp_path / "runs" / name / "final", config.model.name_or_path, name.encode())
+    adapter(tmp_path / "adapters" / "loose", "Qwen/Qwen3-1.7B")
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    (merged / "config.json").write_text("{}")
+    (merged / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+def adapter(folder: Path, base: str | None, weights: bytes = b"x") -> None:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 4}))
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+
+
+def test_a_run_an_adapter_a_model_a_hub_name_and_the_embedded_one(here):
+    found = resolve(["runs/a", "adapters/loose", "merged", "Qwen/Qwen3-1.7B", "lab"])
+    assert [target.name for target in found] == ["a", "loose", "merged", "Qwen/Qwen3-1.7B", "lab"]
+    assert [target.model.name_or_path for target in found] == [
+        "lab",
+        "Qwen/Qwen3-1.7B",
+        "merged",
+        "Qwen/Qwen3-1.7B",
+        "lab",
+    ]
+    assert [target.adapter for target in found] == [Path("runs/a/final"), Path("adapters/loose"), None, None, None]
+    assert found[0].run == Path("runs/a")
+    assert found[0].model.lora_r == load_recipe("lab").config().model.lora_r
+
+
+def test_base_is_what_the_runs_share(here):
+    found = resolve(["runs/a", "base", "runs/b"])
+    assert [target.name for target in found] == ["a", "base", "b"]
+    assert found[1].model == found[0].model
+    assert found[1].adapter is None
+    assert resolve(["base"], ModelConfig(name_or_path="x/y"))[0].model.name_or_path == "x/y"
+    with pytest.raises(ConfigError, match="base: which model"):
+        resolve(["base"])
+    with pytest.raises(ConfigError, match="base: which model\\? there are lab, Qwen/Qwen3-4B"):
+        resolve(["base", "runs/a", "runs/big"])
+
+
+def test_adapters_are_put_on_no_other_model(here):
+    local = here / "models" / "Qwen3-1.7B"
+    assert resolve(["adapters/loose"], ModelConfig(name_or_path=str(local)))[0].model.name_or_path == str(local)
+    with pytest.raises(ConfigError, match="was trained on Qwen/Qwen3-1.7B, but --model is Qwen/Qwen3-8B"):
+        resolve(["adapters/loose"], ModelConfig(name_or_path="Qwen/Qwen3-8B"))
+
+
+def test_an_unfinished_run_is_its_newest_checkpoint(here):
+    final = here / "runs" / "a" / "final"
+    for step in (20, 100, 40):
+        adapter(here / "runs" / "a" / f"checkpoint-{step}", "lab")
+    assert resolve(["runs/a"])[0].adapter == Path("runs/a/final")
+    final.rename(here / "elsewhere")
+    assert resolve(["runs/a"])[0].adapter == Path("runs/a/checkpoint-100")
+    (here / "runs" / "b" / "final").rename(here / "else")
+    with pytest.raises(ConfigError, match="has no result and no checkpoint yet"):
+        resolve(["runs/b"])
+
+
+def test_a_fully_trained_run_is_a_model(here):
+    final = here / "runs" / "a" / "final"
+    (final / "adapter_config.json").unlink()
+    (final / "config.json").write_text("{}")
+    (found,) = resolve(["runs/a"])
+    assert (found.model.name_or_path, found.adapter, found.run) == ("runs/a/final", None, Path("runs/a"))
+
+
+def test_fingerprints_follow_the_files(here):
+    first, second = (target.describe()["fingerprint"] for target in resolve(["runs/a", "runs/b"]))
+    assert first != second
+    (here / "runs" / "a" / "final" / "adapter_model.safetensors").write_bytes(b"b")
+    assert resolve(["runs/a"])[0].describe()["fingerprint"] == second
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["runs/c"], "no model, adapter or run 'runs/c'"),
+        (["runs/bigg"], "did you mean runs/big"),
+        (["absent"], "give base, lab, a folder, or a hub model"),
+        (["adapters"], "is no run .config.yaml., no adapter"),
+        (["merged/config.json"], "is a file"),
+        (["runs/a", "runs/a"], "the same target twice"),
+        (["lab", "lab"], "the same target twice"),
+    ],
+)
+def test_what_is_not_there_is_told(here, names, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(names)
+
+
+def test_names_are_kept_apart(here):
+    adapter(here / "other" / "a", "lab")
+    assert [target.name for target in resolve(["runs/a", "other/a"])] == ["runs/a", "other/a"]
+
+
+def test_a_nameless_base_is_told(here):
+    adapter(here / "nameless", None)
+    with pytest.raises(ConfigError, match="does not name the base model; give it with --model"):
+        resolve(["nameless"])
+    assert resolve(["nameless"], ModelConfig(name_or_path="x/y"))[0].model.name_or_path == "x/y"

@@ -1,0 +1,170 @@
+"""The viewer's record: the rows of the loss itself, packed so that a browser shows them nearly exactly."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from opasd.alignment import align
+from opasd.config import AttentionLossConfig, PromptConfig
+from opasd.errors import ConfigError
+from opasd.lab.task import make_problems
+from opasd.losses.attention import attention_loss
+from opasd.losses.divergence import divergence
+from opasd.prompts import PromptBuilder
+from opasd.report.attend import attend, load
+from opasd.report.attention import Stage, pieces, record, rows_of
+from opasd.report.folders import Run
+from opasd.report.viewer import KEPT, is_record, packed, quantised, restored, unpacked
+from opasd.report.write import make
+from opasd.rollout import Rollout
+from opasd.scoring import Scorer
+from tests.models import make_model
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return load("lab")
+
+
+@pytest.fixture(scope="module")
+def rollout(subject):
+    problem = make_problems("test", 3, 0)[2]
+    pair = PromptBuilder(subject.tokenizer, PromptConfig()).pair(problem)
+    return Rollout(pair, tuple(subject.tokenizer(problem.solution, add_special_tokens=False)["input_ids"]), "r")
+
+
+@pytest.mark.parametrize("handling", ["project", "redistribute", "shuffle"])
+@pytest.mark.parametrize("query", ["predicting", "generated"])
+def test_rows_are_those_of_the_loss(subject, rollout, handling, query):
+    config = AttentionLossConfig(handling=handling, query=query)
+    scorer = Scorer(subject.before, 2)
+    alignment = align(rollout.pair, rollout.num_tokens, query=query)
+    with torch.no_grad():
+        student = scorer([rollout], "student", query=query)[0].layers[-1]
+        teacher = scorer([rollout], "teacher", query=query)[0].layers[-1]
+        found = rows_of(student, teacher, alignment, config)
+        loss = attention_loss(student, teacher, alignment, handling=handling, impl="reference")
+    ones = torch.ones(rollout.num_tokens)
+    torch.testing.assert_close(found.teacher_TS.sum(-1), ones)
+    torch.testing.assert_close(found.projected_TJ.sum(-1), ones)
+    torch.testing.assert_close(found.student_TJ.sum(-1), ones)
+    torch.testing.assert_close(
+        found.teacher_TS[:, alignment.solution].sum(-1), loss.solution_mass_T, atol=1e-5, rtol=1e-4
+    )
+    again = divergence(found.projected_TJ, found.student_TJ, "jsd", 0.5)
+    torch.testing.assert_close(again, loss.divergence_T, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(found.divergence_T, loss.divergence_T, atol=1e-6, rtol=1e-3)
+
+
+def test_a_sliding_window_is_kept_to(subject, rollout):
+    model = make_model("mistral")
+    scorer = Scorer(model, 1)
+    vocabulary = model.config.vocab_size
+    pair = rollout.pair
+    ids = [tuple(token % vocabulary for token in part) for part in (pair.student_ids, pair.teacher_ids)]
+    pair = type(pair)(**{**pair.__dict__, "student_ids": ids[0], "teacher_ids": ids[1]})
+    small = Rollout(pair, tuple(token % vocabulary for token in rollout.completion_ids), "r")
+    alignment = align(pair, small.num_tokens)
+    with torch.no_grad():
+        student, teacher = (scorer([small], role)[0].layers[0] for role in ("student", "teacher"))
+        assert student.sliding_window
+        found = rows_of(student, teacher, alignment, AttentionLossConfig())
+        loss = attention_loss(student, teacher, alignment, impl="reference")
+    again = divergence(found.projected_TJ, found.student_TJ, "jsd", 0.5)
+    torch.testing.assert_close(again, loss.divergence_T, atol=1e-6, rtol=1e-3)
+
+
+@given(arrays(float, st.integers(0, 600), elements=st.floats(0, 1)))
+def test_a_packed_weight_is_off_by_little_and_the_largest_are_kept(row):
+    levels, largest = quantised(row)
+    again = restored(levels, largest)
+    kept = levels > 0
+    assert np.allclose(again[kept], row[kept], rtol=0.032)
+    assert kept.sum() <= KEPT
+    lost = row[~kept]
+    if lost.size and kept.any():
+        assert lost.max() <= max(largest * 2**-10.9, row[kept].min() * 1.000001)
+    (back,) = unpacked(packed([row]), [row.size])
+    assert np.allclose(back, again, rtol=1e-4)
+
+
+def test_odd_rows():
+    assert quantised(np.zeros(3))[1] == 0
+    assert quantised(np.array([]))[1] == 0
+    assert quantised(np.array([np.nan, 1.0]))[1] == 0
+    assert restored(*quantised(np.array([0.5]))) == pytest.approx([0.5])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=30))
+def test_pieces_are_the_text(subject, text):
+    """Every token has a text, and together they are what was written, however bytes were split."""
+    ids = subject.tokenizer(text, add_special_tokens=False)["input_ids"]
+    found = pieces(subject.tokenizer, ids)
+    assert len(found) == len(ids)
+    assert "".join(found) == subject.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def found(subject, rollout):
+    stages = [Stage("before", Scorer(subject.before, 1)), Stage("after", Scorer(subject.before, 1))]
+    return record(rollout, stages, stages[0], subject.tokenizer, AttentionLossConfig(), about={"title": "t"})
+
+
+def test_a_record_can_be_unpacked_and_says_what_the_rows_say(subject, rollout, found):
+    assert is_record(json.loads(json.dumps(found)))
+    steps = rollout.num_tokens
+    alignment = align(rollout.pair, steps)
+    teacher = unpacked(found["layers"][0]["teacher"], found["seen"]["teacher"])
+    assert len(teacher) == steps
+    for step, row in enumerate(teacher):
+        assert len(row) == len(rollout.pair.teacher_ids) + step
+        solution = row[found["teacher"]["solution"][0] : found["teacher"]["solution"][1]].sum()
+        assert solution == pytest.approx(found["layers"][0]["rho"][step], abs=0.03)
+    student = unpacked(found["views"][0]["student"], found["seen"]["shared"])
+    assert [len(row) for row in student] == alignment.visible().tolist()
+    assert all(0.95 < row.sum() < 1.03 for row in student)
+    assert found["views"][0]["divergence"] == found["views"][1]["divergence"]
+    assert "".join(found["student"]["tokens"][found["student"]["prompt"] :]) == rollout.pair.problem.solution
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda r: r.pop("views"), lambda r: r.update(version=9), lambda r: r["views"].clear(),
+        lambda r: r["layers"][0].update(rho=[1]), lambda r: r["student"].update(tokens=[1]),
+        lambda r: r["seen"].update(shared="x"), lambda r: r["shared"]["student"].append(-1),
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_left_out_of_a_report(tmp_path, found, damage):
+    record_ = json.loads(json.dumps(found))
+    damage(record_)
+    assert not is_record(record_)
+    page = make([Run("a", tmp_path, attention=[record_, found])]).page.html()
+    assert page.count('"kind":"opasd attention"') == 1
+    assert not is_record([1])
+
+
+def test_attend_on_the_lab_with_a_given_text(tmp_path):
+    (tmp_path / "answer.txt").write_text("Plan: Bob.\nAnswer: \\boxed{1}")
+    page = attend("lab", [2], completion=tmp_path / "answer.txt", layers=2, out=tmp_path / "page.html")
+    text = page.read_text()
+    assert 'id="viewer"' in text
+    assert "trajectory" in text
+    attend("lab", [2], completion=tmp_path / "answer.txt", out=page)
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(ConfigError, match="not overwritten"):
+        attend("lab", [2], completion=tmp_path / "answer.txt", out=tmp_path / "mine.html")
+    with pytest.raises(ConfigError, match="neither a run"):
+        attend(str(tmp_path), [1])
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ConfigError, match="no text"):
+        attend("lab", [1], completion=tmp_path / "empty.txt", out=tmp_path / "x.html")
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        attend("lab", [1], completion=tmp_path / "bad.txt")

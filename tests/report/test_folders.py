@@ -1,0 +1,161 @@
+"""Folders as they are found: whole, cut, damaged, growing, hostile."""
+
+import fcntl
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opasd.errors import ConfigError
+from opasd.report.folders import ROLLOUT, Run, read_evaluation, read_run, read_runs
+from opasd.report.write import make
+from tests.report.made import make_evaluation, make_run
+
+
+def test_a_whole_run(tmp_path):
+    run = read_run(make_run(tmp_path, "one", steps=12, samples=8))
+    assert (run.name, run.state, run.notes, run.method) == ("one", "finished", [], "OPASD")
+    assert run.spending.steps == 12
+    assert [step for step, _ in run.validation["lab"]["avg@4"]] == [0, 6, 12]
+    assert len(run.samples) == 8
+    assert {sample.dataset for sample in run.samples} == {ROLLOUT}
+    assert run.samples[3].truncated
+    assert run.samples[0].tokens == 20
+    assert read_run(make_run(tmp_path, "two", recipe="lab-opsd")).method == "OPSD"
+
+
+def test_a_cut_last_line_a_damaged_one_and_bytes_that_are_no_text(tmp_path):
+    path = make_run(tmp_path, "one", steps=4)
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b'not json\n[1, 2]\n{"step": 5, "loss": 0.')
+    with (path / "samples.jsonl").open("ab") as file:
+        file.write(b'{"step": 4, "completion": "\xff\xfe broken \xc3", "correct": true}\n')
+    run = read_run(path)
+    assert run.notes == [
+        "metrics.jsonl: the last line is cut and left out",
+        "metrics.jsonl: 2 damaged lines are left out (line 7, 8)",
+    ]
+    assert run.spending.steps == 4
+    assert run.samples[-1].text == "\ufffd\ufffd broken \ufffd"
+    assert run.samples[-1].tokens == 3
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl"])
+def test_a_missing_file_is_named_and_the_rest_is_there(tmp_path, missing):
+    path = make_run(tmp_path, "one")
+    (path / missing).unlink()
+    run = read_run(path)
+    assert len(run.notes) == 1
+    assert run.notes[0].startswith(f"{missing} is missing")
+    assert missing in make([run]).page.html()
+
+
+def test_what_is_not_what_it_should_be(tmp_path):
+    path = make_run(tmp_path, "one")
+    (path / "config.yaml").write_text("a: [1, 2")
+    (path / "environment.json").write_text("[1]")
+    (path / "metrics.jsonl").write_bytes(b"")
+    (path / "samples.jsonl").unlink()
+    (path / "samples.jsonl").mkdir()
+    (path / "attention").mkdir()
+    (path / "attention" / "problem-1.json").write_text("{" * 100_000)
+    run = read_run(path)
+    assert [note.split(" ")[0] for note in run.notes] == [
+        "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "problem-1.json",
+    ]  # fmt: skip
+    make([run]).page.html()
+
+
+def test_a_run_that_is_going_and_one_that_stopped(tmp_path):
+    path = make_run(tmp_path, "one", steps=12, finished=False)
+    assert read_run(path).notes == ["not finished: step 12 of 12, and no `final` folder"]
+    with (path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        run = read_run(path)
+    assert run.state == "running"
+    assert run.notes == ["still running: step 12 of 12 when this was made"]
+
+
+def test_a_finished_run_whose_metrics_end_early(tmp_path):
+    path = make_run(tmp_path, "one", steps=12)
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:5]))
+    assert read_run(path).notes == ["metrics.jsonl ends at step 4 of 12: the curves are not whole"]
+
+
+def test_folders_of_runs_and_names_that_occur_twice(tmp_path):
+    for parent in ("a", "b"):
+        make_run(tmp_path / parent, "x")
+    make_run(tmp_path / "a", "y")
+    assert [run.name for run in read_runs([tmp_path / "a", tmp_path / "b"])] == ["a/x", "y", "b/x"]
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="no folder"):
+        read_runs([tmp_path / "nothing"])
+    with pytest.raises(ConfigError, match="holds no run"):
+        read_runs([tmp_path])
+
+
+def test_an_evaluation_belongs_to_the_runs_that_are_shown_and_the_base_comes_first(tmp_path):
+    run = make_run(tmp_path, "trained")
+    evaluation = make_evaluation(
+        tmp_path / "evaluations" / "e", {"base": None, "trained": run, "other": tmp_path / "o"}
+    )
+    runs = read_runs([run, evaluation])
+    assert [one.name for one in runs] == ["base", "trained", "other"]
+    assert [one.state for one in runs] == ["evaluated", "finished", "evaluated"]
+    trained = runs[1]
+    assert len(trained.answers["set"]) == 18
+    assert {result.budget for result in trained.results} == {50, 100}
+    result = max(trained.results, key=lambda one: one.budget)
+    share = sum(sample.correct for sample in trained.answers["set"]) / 18
+    assert result.avg[0] == pytest.approx(share)
+    assert sum(result.correct.values()) / 6 == pytest.approx(share)
+    assert trained.answers["set"][0].found in ("7", "8")
+
+
+def test_an_evaluation_that_is_not_finished(tmp_path):
+    evaluation = make_evaluation(tmp_path / "e", {"base": None})
+    (evaluation / "evaluation.json").unlink()
+    (run,) = read_evaluation(evaluation)
+    assert run.notes == ["e/evaluation.json is missing: the evaluation is not finished"]
+    assert {(one.question, one.answer) for one in run.samples if one.problem == "set/3"} == {("What is 3?", "7")}
+    assert len(run.samples) == 18
+
+
+def test_a_runs_copy_of_its_evaluation_gives_its_results(tmp_path):
+    run = make_run(tmp_path, "trained")
+    evaluation = make_evaluation(tmp_path / "e", {"base": None, "trained": run})
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "e.json").write_bytes((evaluation / "evaluation.json").read_bytes())
+    assert len(read_run(run).results) == 2
+    (run / "evaluations" / "e.json").write_text(
+        f'{{"targets": {{"trained": {{"run": "{run}"}}}}, "results": [{{"target": 3}}, 7]}}'
+    )
+    assert read_run(run).results == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(
+    ["step", "grad_norm", "rollout/accuracy", "tokens/generated", "seconds/step", "flops/rollout", "validation/a/avg@1",
+     "memory/peak_bytes", "completion", "completion_ids", "correct", "finish_reason", "question", "answer", "id"]
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.dictionaries(names, json_values, max_size=8), max_size=6), st.binary(max_size=60))
+def test_whatever_a_folder_holds_a_report_is_made(tmp_path_factory, rows, noise):
+    path = tmp_path_factory.mktemp("run")
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in rows) + noise
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (path / name).write_bytes(content)
+    (path / "config.yaml").write_bytes(noise)
+    run = read_run(path)
+    assert isinstance(run, Run)
+    make([run, run]).page.html().encode("utf-8")

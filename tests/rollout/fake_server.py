@@ -1,0 +1,145 @@
+"""A stand-in for a vLLM server that can be told to misbehave; a process of its own, so that it can be killed.
+
+    python fake_server.py PORT        # 0 chooses one; prints it
+
+A completion's tokens are a function of prompt, seed and adapter alone. `POST /faults` takes a list of what goes wrong
+with the next completions, one by one; `GET /log` tells what was asked.
+"""
+
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+STATE = {
+    "adapters": {},
+    "faults": [],
+    "model_faults": [],
+    "log": [],
+    "delay": 0.0,
+    "longest": 4096,
+    "runtime_lora": True,
+    "busy": 0,
+    "most_busy": 0,
+}
+LOCK = threading.Lock()
+
+
+def tokens(prompt: list[int], seed: int, max_tokens: int, adapter: str) -> list[int]:
+    """The ids that any server gives."""
+    start = (sum(prompt) * 31 + seed * 7 + sum(adapter.encode())) % 97
+    return [(start + place) % 100 + 1 for place in range(min(max_tokens, 3 + start % 5))]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, status: int, body: object) -> None:
+        content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def cut(self, sent: bytes) -> None:
+        """Promise more than is sent, then hang up."""
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(sent)
+        self.wfile.flush()
+        self.close_connection = True
+        self.connection.close()
+
+    def note(self, what: str) -> None:
+        with LOCK:
+            STATE["log"].append([time.monotonic(), what, self.headers.get("Authorization")])
+
+    def do_GET(self) -> None:
+        if self.path == "/log":
+            return self.answer(200, {key: STATE[key] for key in ("log", "adapters", "most_busy")})
+        self.note(self.path)
+        if STATE["model_faults"] and (fault := STATE["model_faults"].pop(0)):
+            return self.misbehave(fault)
+        cards = [{"id": "base", "parent": None, "max_model_len": STATE["longest"]}]
+        return self.answer(200, {"data": cards + [{"id": name, "parent": "base"} for name in STATE["adapters"]]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/set":
+            STATE.update(body)
+            return self.answer(200, {})
+        self.note(self.path)
+        if self.path == "/v1/load_lora_adapter":
+            return self.load(body)
+        if self.path == "/v1/unload_lora_adapter":
+            found = STATE["adapters"].pop(body["lora_name"], None)
+            return self.answer(200, "Success: gone") if found else self.answer(404, {"error": {"message": "unknown"}})
+        return self.complete(body)
+
+    def load(self, body: dict) -> None:
+        if not STATE["runtime_lora"]:
+            return self.answer(404, {"detail": "Not Found"})
+        if body["lora_name"] in STATE["adapters"]:
+            return self.answer(400, {"error": {"message": f"{body['lora_name']} has already been loaded"}})
+        if not (Path(body["lora_path"]) / "adapter_model.safetensors").is_file():
+            return self.answer(404, {"error": {"message": "No adapter found"}})
+        STATE["adapters"][body["lora_name"]] = body["lora_path"]
+        return self.answer(200, "Success: LoRA adapter added")
+
+    def complete(self, body: dict) -> None:
+        with LOCK:
+            fault = STATE["faults"].pop(0) if STATE["faults"] else None
+            STATE["busy"] += 1
+            STATE["most_busy"] = max(STATE["most_busy"], STATE["busy"])
+        try:
+            if fault is not None:
+                return self.misbehave(fault)
+            time.sleep(STATE["delay"])
+            if body["model"] != "base" and body["model"] not in STATE["adapters"]:
+                return self.answer(404, {"error": {"message": f"The model {body['model']} does not exist."}})
+            path = STATE["adapters"].get(body["model"], "")
+            ids = tokens(body["prompt"], body["seed"], body["max_tokens"], path)
+            stopped = ids[-1] in body["stop_token_ids"]
+            choice = {"token_ids": ids, "finish_reason": "stop" if stopped else "length", "text": ""}
+            if "logprobs" in body:
+                choice["logprobs"] = {"token_logprobs": [-0.5] * len(ids)}
+            return self.answer(200, {"model": body["model"], "choices": [choice]})
+        except BrokenPipeError:
+            pass
+        finally:
+            with LOCK:
+                STATE["busy"] -= 1
+
+    def misbehave(self, fault: object) -> None:
+        if fault == "hang":
+            time.sleep(60)
+        elif fault == "cut":
+            self.cut(b'{"choices": [{"token_')
+        elif fault == "slam":
+            self.close_connection = True
+            self.connection.close()
+        elif isinstance(fault, int):
+            self.answer(fault, {"error": {"message": f"told to say {fault}"}})
+        else:  # a literal answer
+            self.answer(200, fault if isinstance(fault, str) else json.dumps(fault))
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    server = Server(("127.0.0.1", int(sys.argv[1])), Handler)
+    sys.stdout.write(f"{server.server_address[1]}\n")
+    sys.stdout.flush()
+    server.serve_forever()

@@ -1,0 +1,306 @@
+"""Decoding in slots: the tokens of padded batches, whatever the slots, the order and the moments of looking."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from opasd.config import SamplingConfig
+from opasd.lab.model import model_path
+from opasd.rollout import decoding, slots
+from opasd.rollout.decoding import NOT_FINITE, make_plan
+from opasd.rollout.transformers import TransformersEngine
+from tests.models import FAMILIES, VOCABULARY, add_lora, attention_function, make_model
+from tests.rollout.test_transformers import GREEDY, NO_STOP, RANDOM, cut, exact_model, make_prompts, reference
+
+PLAIN = ("qwen3", "qwen2", "llama", "granite", "qwen3_moe")
+LENGTHS = (4, 11, 1, 7, 19, 7, 1, 26)
+STOP = frozenset(range(0, VOCABULARY, 9))
+
+
+def padded(model, prompts, sampling=RANDOM, stop=STOP, seeds=None):
+    return TransformersEngine(model, stop, decoding="padded").generate(prompts, sampling, seeds or range(len(prompts)))
+
+
+def in_slots(model, prompts, sampling=RANDOM, stop=STOP, max_batch=256, seeds=None):
+    engine = TransformersEngine(model, stop, max_batch, decoding="slots")
+    return engine.generate(prompts, sampling, seeds or range(len(prompts)))
+
+
+# ---- the same tokens ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_slots_give_the_tokens_of_padded_batches(family, adapted):
+    model, prompts = exact_model(family), make_prompts(LENGTHS)
+    model = add_lora(model) if adapted else model
+    expected = padded(model, prompts)
+    assert len({len(completion.ids) for completion in expected}) > 2
+    for max_batch in (1, 3, 256):
+        assert in_slots(model, prompts, max_batch=max_batch) == expected
+
+
+def test_slots_give_the_tokens_of_generate():
+    model, prompts = exact_model("qwen3"), make_prompts()
+    expected = [reference(model, prompt) for prompt in prompts]
+    stop = frozenset({expected[0][3], expected[1][6], expected[2][1]})
+    assert [found.ids for found in in_slots(model, prompts, GREEDY, stop)] == [cut(ids, stop) for ids in expected]
+
+
+@settings(max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=9),
+    seed=st.integers(0, 10**6),
+    limit=st.integers(1, 14),
+    max_batch=st.sampled_from([1, 2, 4, 256]),
+    check_every=st.sampled_from([1, 2, 5, 64]),
+    refill_share=st.sampled_from([1, 2, 8]),
+    shrink=st.sampled_from([(1, 1), (4, 2), (10**6, 8)]),
+    prefill_tokens=st.sampled_from([1, 20, 10**6]),
+)
+def test_when_rows_are_looked_at_filled_and_moved_changes_nothing(
+    lengths, seed, limit, max_batch, check_every, refill_share, shrink, prefill_tokens
+):
+    model, prompts = exact_model("qwen3"), make_prompts(lengths, seed)
+    sampling = RANDOM.model_copy(update={"max_new_tokens": limit})
+    expected = padded(model, prompts, sampling)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "CHECK_EVERY", check_every)
+        patch.setattr(decoding, "REFILL_SHARE", refill_share)
+        patch.setattr(decoding, "SHRINK_STEPS", shrink[0])
+        patch.setattr(decoding, "MIN_ROWS", shrink[1])
+        patch.setattr(decoding, "PREFILL_TOKENS", prefill_tokens)
+        assert in_slots(model, prompts, sampling, max_batch=max_batch) == expected
+
+
+def test_rows_get_fewer_as_they_end(monkeypatch):
+    monkeypatch.setattr(decoding, "SHRINK_STEPS", 1)
+    monkeypatch.setattr(decoding, "MIN_ROWS", 1)
+    monkeypatch.setattr(decoding, "CHECK_EVERY", 1)
+    model, prompts, rows = exact_model("qwen3"), make_prompts(LENGTHS), []
+    advance = decoding.Decoder.advance
+    monkeypatch.setattr(decoding.Decoder, "advance", lambda self, count: (rows.append(count), advance(self, count)))
+    found = in_slots(model, prompts, max_batch=256)
+    ends = [len(completion.ids) for completion in found]
+    assert len(rows) == max(ends)
+    for step, count in enumerate(rows):
+        going = sum(end > step for end in ends)
+        assert going <= count < max(2 * going, 2)
+
+
+def test_weights_and_adapters_of_the_moment_are_sampled():
+    base, prompts = exact_model("qwen3"), make_prompts()
+    engine = TransformersEngine(model := add_lora(base), NO_STOP, decoding="slots")
+    adapted = engine.generate(prompts, GREEDY, range(5))
+    with model.disable_adapter():
+        assert engine.generate(prompts, GREEDY, range(5)) == padded(model, prompts, GREEDY, NO_STOP) != adapted
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(-3)
+    assert engine.generate(prompts, GREEDY, range(5)) == padded(model, prompts, GREEDY, NO_STOP) != adapted
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_model_is_left_as_it_was(implementation):
+    model = make_model("qwen3", implementation).train()
+    in_slots(model, make_prompts())
+    assert model.config._attn_implementation == implementation
+    assert all(module.training for module in model.modules())
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    with pytest.raises(IndexError):
+        in_slots(model, [[1, 2], [1, 10**6]])
+    assert model.config._attn_implementation == implementation
+
+
+# ---- rows that go wrong ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 256])
+@pytest.mark.parametrize("sampling", [GREEDY, RANDOM])
+def test_a_row_without_a_distribution_spoils_no_other(max_batch, sampling):
+    """Its keys and values are NaN; the next prompt in its slot must not see them."""
+    model, poison = exact_model("qwen3"), 6
+    prompts = [[token for token in prompt if token != poison] or [1] for prompt in make_prompts(LENGTHS)]
+    prompts[3] = [*prompts[3], poison, 7, 8]
+    prompts[6] = [poison]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[poison] = math.nan
+    expected = padded(model, prompts, sampling)
+    found = in_slots(model, prompts, sampling, max_batch=max_batch)
+    assert [found[i].finish_reason for i in (3, 6)] == ["error", "error"]
+    assert [len(found[i].ids) for i in (3, 6)] == [1, 1]
+    others = [i for i in range(len(prompts)) if i not in (3, 6)]
+    assert [found[i] for i in others] == [expected[i] for i in others]
+
+
+def test_broken_weights_are_not_tried_in_slots():
+    model = exact_model("qwen3")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(math.nan)
+    assert make_plan(model) == NOT_FINITE
+
+
+@pytest.mark.parametrize("way", ["slots", "padded"])
+def test_fewer_rows_are_tried_when_memory_runs_out(way):
+    model, prompts, seen = exact_model("qwen3"), make_prompts(LENGTHS), []
+    expected = padded(model, prompts)
+
+    def full(_module, _args, kwargs):
+        seen.append(len(kwargs["input_ids"]))
+        if len(kwargs["input_ids"]) > 3:
+            raise torch.OutOfMemoryError("as on a small device")
+
+    handle = model.register_forward_pre_hook(full, with_kwargs=True)
+    assert TransformersEngine(model, STOP, decoding=way).generate(prompts, RANDOM, range(8)) == expected
+    assert max(seen) > 3
+    handle.remove()
+    model.register_forward_pre_hook(
+        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room at all")), with_kwargs=True
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        TransformersEngine(model, STOP, decoding=way).generate(prompts, RANDOM, range(8))
+
+
+# ---- models that slots are not for ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(PLAIN)))
+def test_other_caches_stay_in_padded_batches(family):
+    assert not slots.fits(exact_model(family).config)
+    with pytest.raises(AssertionError, match="not plain keys and values"):
+        in_slots(exact_model(family), make_prompts())
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_plain_caches_fit(family):
+    assert slots.fits(exact_model(family).config)
+
+
+def test_attention_that_is_more_than_queries_and_keys_is_noticed():
+    """A bias of the model's own would be lost, and with it the right tokens."""
+
+    def leaning(module, query, key, value, mask, **kwargs):
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, 0.2 * key, value, mask, **kwargs)
+
+    with attention_function("leaning", leaning):
+        plan = make_plan(make_model("qwen3", "leaning"))
+    assert isinstance(plan, str)
+    assert "off by" in plan
+
+
+@pytest.mark.parametrize("given", [{"softcap": 30.0}, {"s_aux": torch.zeros(4)}, {"sliding_window": 8}])
+def test_attention_that_slots_do_not_know_is_refused(given):
+    query = torch.randn(2, 4, 1, 8)
+    with pytest.raises(slots.SlotsError):
+        slots.slots_attention(torch.nn.Module(), query, query, query, torch.zeros(2, 1, 1, 1).long(), **given)
+
+
+def test_where_slots_are_not_even_tried():
+    model = exact_model("qwen3")
+    assert "no GPU" in TransformersEngine(model, STOP)._outside()
+    assert "wrapped" in TransformersEngine(torch.nn.DataParallel(model), STOP)._outside()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert "autocast" in TransformersEngine(model, STOP)._outside()
+
+
+def test_on_a_cpu_nothing_changes():
+    """Resumed runs there depend on every bit."""
+    model, prompts, seen = exact_model("qwen3"), make_prompts(), []
+    model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(type(kwargs["past_key_values"]).__name__), with_kwargs=True
+    )
+    TransformersEngine(model, STOP).generate(prompts, RANDOM, range(5))
+    assert set(seen) == {"DynamicCache"}
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+def lab_model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+
+
+def gpu_model(name: str) -> PreTrainedModel:
+    return (lab_model() if name == "lab" else make_model(name)).cuda().eval()
+
+
+def gpu_reference(model, prompts, limit) -> list[tuple[int, ...]]:
+    """transformers' own greedy tokens."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device="cuda")
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device="cuda")
+    output = model.generate(
+        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=limit, eos_token_id=None, pad_token_id=0
+    )
+    return [tuple(row) for row in output[:, longest:].tolist()]
+
+
+def change(model, adapted: bool, how: str) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ("lora_" in name or not adapted) and parameter.ndim == 2:
+                new = parameter + 0.3 * parameter.std() * torch.randn_like(parameter)
+                if how == "in place":
+                    parameter.copy_(new)
+                else:
+                    parameter.data = new
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "granite", "lab"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_graphs_give_the_tokens_of_generate(name, adapted):
+    """Float32, mixed lengths, some ending early; then again after an update in place and with replaced weights."""
+    model, limit = gpu_model(name), 40
+    model = add_lora(model) if adapted else model
+    prompts, sampling = make_prompts((3, 17, 9, 1, 26, 200)), SamplingConfig(temperature=0, max_new_tokens=limit)
+    plan = make_plan(model.get_base_model() if adapted else model)
+    assert not isinstance(plan, str), plan
+    assert plan.fuse
+    assert plan.capture
+    engine = TransformersEngine(model, NO_STOP)
+    for how in ("", "in place", "replaced"):
+        if how:
+            change(model, adapted, how)
+        expected = gpu_reference(model, prompts, limit)
+        engine.stop = frozenset({expected[0][3], expected[1][30]})
+        for engine.max_batch in (256, 2) if not how else (256,):
+            found = engine.generate(prompts, sampling, range(len(prompts)))
+            assert [completion.ids for completion in found] == [cut(ids, engine.stop) for ids in expected]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen3", "lab", "qwen3_moe", "gemma3", "qwen3_next"])
+def test_sampled_tokens_on_a_gpu_are_those_of_padded_batches(name):
+    """Also where slots or graphs do not fit and something else must be chosen."""
+    model, prompts = gpu_model(name), make_prompts((3, 17, 9, 1, 26, 8, 8, 4, 30, 2))
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 60})
+    stop = frozenset(range(0, VOCABULARY, 31))
+    assert TransformersEngine(model, stop, 4).generate(prompts, sampling, range(10)) == padded(
+        model, prompts, sampling, stop
+    )
+
+
+@pytest.mark.gpu
+def test_memory_comes_back_and_is_never_overdrawn():
+    model, prompts = gpu_model("qwen3").bfloat16(), make_prompts((200,) * 64)
+    engine = TransformersEngine(model, NO_STOP, 10**6)
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 40})
+    engine.generate(prompts, sampling, range(64))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    expected = engine.generate(prompts, sampling, range(64))
+    assert torch.cuda.memory_allocated() <= before + 2**20
+    free, _ = torch.cuda.mem_get_info()
+    torch.cuda.empty_cache()
+    ballast = torch.empty(free - 2 * 2**30, dtype=torch.uint8, device="cuda")
+    long = sampling.model_copy(update={"max_new_tokens": 200_000})
+    stop = frozenset(range(0, VOCABULARY, 3))
+    assert len(TransformersEngine(model, stop, 10**6).generate(prompts, long, range(64))) == len(expected)
+    del ballast

@@ -1,0 +1,144 @@
+"""The drift check: log-probabilities as a loop would compute them, and an engine that missed an update is found."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from opasd.config import DriftConfig, OPASDConfig
+from opasd.errors import EngineError
+from opasd.rollout.drift import DriftCheck
+from opasd.rollout.engine import Completion
+from opasd.rollout.serving import ServingEngine
+from opasd.rollout.transformers import TransformersEngine, stop_ids
+from tests.models import add_lora, make_model
+from tests.training import METHOD, TOKENIZER, make_trainer
+
+PROMPTS = [[5, 6, 7], [9, 8, 3, 2, 1]]
+IDS = [(11, 12, 13, 14), (21, 22)]
+
+
+@torch.no_grad()
+def logprobs(model, prompt, ids):
+    """Token by token, each from its own forward."""
+    found = []
+    for place, token in enumerate(ids):
+        logits = model(torch.tensor([[*prompt, *ids[:place]]])).logits[0, -1]
+        found.append(float(logits.log_softmax(-1)[token]))
+    return tuple(found)
+
+
+def completions(model, shift=0.0):
+    return [
+        Completion(ids, "length", tuple(p + shift for p in logprobs(model, prompt, ids)))
+        for prompt, ids in zip(PROMPTS, IDS, strict=True)
+    ]
+
+
+def test_the_same_weights_do_not_drift():
+    model = add_lora(make_model("qwen3")).train()
+    drift = DriftCheck(model, DriftConfig(), half=False)(PROMPTS, completions(model))
+    assert drift is not None
+    assert drift.tokens == 6
+    assert drift.largest < 1e-5
+    assert model.training
+
+
+def test_the_gap_is_the_mean_and_the_largest_difference():
+    model = make_model("qwen3")
+    given = completions(model)
+    given[1] = Completion(IDS[1], "length", tuple(p + 0.3 for p in logprobs(model, PROMPTS[1], IDS[1])))
+    drift = DriftCheck(model, DriftConfig(tolerance=1), half=False)(PROMPTS, given)
+    assert drift is not None
+    assert drift.mean == pytest.approx(0.1, abs=1e-5)
+    assert drift.largest == pytest.approx(0.3, abs=1e-5)
+    assert drift.metrics() == {"rollout/drift": drift.mean, "rollout/drift_max": drift.largest}
+
+
+def test_only_what_was_asked_for_is_compared():
+    model = make_model("qwen3")
+    check = DriftCheck(model, DriftConfig(tokens=1), half=False)
+    [first, second] = completions(model)
+    wrong_later = Completion(first.ids, "length", (first.logprobs[0], 5.0, 5.0, 5.0))
+    drift = check(PROMPTS, [wrong_later, Completion(second.ids, "stop")])
+    assert drift is not None
+    assert drift.tokens == 1
+    assert check(PROMPTS, [Completion(ids, "stop") for ids in IDS]) is None
+
+
+@pytest.mark.parametrize("shift", [0.01, -0.01, math.nan, math.inf, -math.inf])
+def test_too_much_stops(shift):
+    model = make_model("qwen3")
+    with pytest.raises(EngineError, match="does not serve the student's weights: over 6 sampled tokens"):
+        DriftCheck(model, DriftConfig(), half=False)(PROMPTS, completions(model, shift))
+
+
+def test_tolerances_and_steps():
+    model = make_model("qwen3")
+    assert DriftCheck(model, DriftConfig(), half=True).tolerance == 0.05
+    assert DriftCheck(model, DriftConfig(), half=False).tolerance == 0.001
+    assert DriftCheck(model, DriftConfig(tolerance=0.2), half=False).tolerance == 0.2
+    check = DriftCheck(model, DriftConfig(every=3, rollouts=2), half=False)
+    assert [check.measured(step) for step in range(7)] == [2, 0, 0, 2, 0, 0, 2]
+    assert DriftCheck(model, DriftConfig(every=0), half=False).measured(0) == 0
+
+
+# ---- in a run -------------------------------------------------------------------------------------------------------
+
+
+class CopyEngine(ServingEngine):
+    """Serves a copy of the student; a stale one takes no updates after the first so many batches."""
+
+    def __init__(self, model, updates):
+        super().__init__(stop_ids(model, TOKENIZER), 4096)
+        self.model, self.updates = model, updates
+        self.engine = None
+
+    def hand_over(self):
+        if self.updates > 0:
+            self.engine = TransformersEngine(copy.deepcopy(self.model), self.stop)
+        self.updates -= 1
+
+    def use_adapter(self, path):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
+    def _complete(self, prompts, requests):
+        raise NotImplementedError
+
+    def generate(self, prompts, sampling, seeds, *, measured=0):
+        self.hand_over()
+        found = self.engine.generate(prompts, sampling, seeds)
+        return [
+            Completion(c.ids, c.finish_reason, logprobs(self.engine.model, prompt, c.ids) if i < measured else None)
+            for i, (prompt, c) in enumerate(zip(prompts, found, strict=True))
+        ]
+
+
+def train(folder, updates, **drift):
+    method = {**METHOD, "rollout": {**METHOD["rollout"], "drift": drift}}
+    OPASDConfig.model_validate(method)
+    trainer = make_trainer(folder, method=method, max_steps=4, learning_rate=3e-2)
+    trainer.engine = CopyEngine(trainer.student, updates)
+    trainer.train()
+    return list(trainer.metrics_file)
+
+
+def test_a_run_logs_the_gap(tmp_path):
+    rows = train(tmp_path, updates=9, every=2, rollouts=3)
+    assert ["rollout/drift" in row for row in rows] == [True, False, True, False]
+    assert all(row["rollout/drift"] <= row["rollout/drift_max"] < 1e-4 for row in rows[::2])
+
+
+def test_a_run_on_stale_weights_stops(tmp_path):
+    with pytest.raises(EngineError, match="does not serve the student's weights"):
+        train(tmp_path, updates=1, every=3, rollouts=4)
+    steps = [row for row in (tmp_path / "metrics.jsonl").read_text().splitlines() if "grad_norm" in row]
+    assert len(steps) == 3, "found at the first check after the engine went stale"
+
+
+def test_an_unchecked_run_would_not_notice(tmp_path):
+    assert len(train(tmp_path, updates=1, every=0)) == 4

@@ -1,0 +1,357 @@
+"""The client of vLLM servers against a real HTTP server that can be killed and told to misbehave."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opasd.config import SamplingConfig, ServersConfig
+from opasd.errors import ConfigError, EngineError
+from opasd.rollout import server as server_module
+from opasd.rollout.http import Unavailable
+from opasd.rollout.server import ServerEngine, _answer, _models
+from tests.rollout.fake_server import tokens
+
+SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_new_tokens=20)
+FAST = {"retries": 3, "backoff": 0.05, "max_backoff": 0.2, "timeout": 2.0, "probe_timeout": 2.0}
+PROMPTS = [[place, place + 1, 5] for place in range(40)]
+SEEDS = [2**62 + place for place in range(40)]
+
+
+class Process:
+    """A fake server."""
+
+    def __init__(self, port=0):
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("fake_server.py")), str(port)], stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def set(self, **values):
+        body = json.dumps(values).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/set", body), timeout=10).close()
+
+    def log(self):
+        with urllib.request.urlopen(f"{self.url}/log", timeout=10) as answer:
+            return json.load(answer)
+
+    def count(self, path):
+        return sum(what == path for _, what, _ in self.log()["log"])
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def servers():
+    started = [Process(), Process()]
+    yield started
+    for server in started:
+        server.kill()
+
+
+def make_engine(servers, *, stop=(), longest=4096, max_batch=16, student=None, **settings):
+    config = ServersConfig(urls=tuple(server.url for server in servers), **(FAST | settings))
+    return ServerEngine(config, frozenset(stop), longest, max_batch=max_batch, student=student)
+
+
+def expected(adapter="", limit=20):
+    return [tuple(tokens(prompt, seed, limit, adapter)) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+
+
+def ids(completions):
+    return [completion.ids for completion in completions]
+
+
+def test_completions_come_in_order_and_both_servers_work(servers):
+    for server in servers:
+        server.set(delay=0.1)
+    engine = make_engine(servers, stop=[7])
+    found = engine.generate(PROMPTS, SAMPLING, SEEDS)
+    assert ids(found) == expected()
+    assert [completion.finish_reason for completion in found] == [
+        "stop" if row[-1] == 7 else "length" for row in expected()
+    ]
+    shares = [server.count("/v1/completions") for server in servers]
+    assert sum(shares) == 40
+    assert min(shares) >= 15
+    assert engine.generate([], SAMPLING, []) == []
+
+
+def test_no_server_gets_more_than_its_share_at_a_time(servers):
+    servers[0].set(delay=0.02)
+    make_engine(servers[:1], max_batch=3).generate(PROMPTS, SAMPLING, SEEDS)
+    assert servers[0].log()["most_busy"] <= 3
+
+
+def test_every_setting_is_sent(servers):
+    """What a request leaves out, a server takes from the model's generation_config.json."""
+    engine = make_engine(servers, stop=[9, 3])
+    request = engine._request([1, 2], SAMPLING, 11)
+    assert request == {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_tokens": 20, "seed": 11,
+        "stop_token_ids": [3, 9], "ignore_eos": True,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    }  # fmt: skip
+
+
+def test_logprobs_only_of_the_measured(servers):
+    found = make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS, measured=2)
+    assert [completion.logprobs is not None for completion in found] == [True] * 2 + [False] * 38
+    assert found[0].logprobs == (-0.5,) * len(found[0].ids)
+
+
+def test_a_server_killed_in_the_middle_of_a_batch_loses_nothing(servers):
+    for server in servers:
+        server.set(delay=0.15)
+    engine = make_engine(servers, max_batch=8)
+    threading.Timer(0.25, servers[0].kill).start()
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    assert servers[0].process.returncode == -9
+    assert servers[1].count("/v1/completions") >= 24
+
+
+def test_a_server_that_comes_back_works_again(servers):
+    first, second = servers
+    engine = make_engine(servers, max_batch=4)
+    engine.generate(PROMPTS, SAMPLING, SEEDS)
+    first.kill()
+    second.set(delay=0.1)
+    again: list[Process] = []
+    threading.Timer(0.3, lambda: again.append(Process(first.port))).start()
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    servers.append(again[0])
+    assert again[0].count("/v1/completions") > 3
+
+
+FAULTS = {
+    "server error": 500,
+    "overload": 503,
+    "too many": 429,
+    "hanging": "hang",
+    "cut in the body": "cut",
+    "no answer at all": "slam",
+    "not JSON": "<html>no</html>",
+    "empty": "",
+    "null": "null",
+    "no choices": {"model": "base", "choices": []},
+    "broken off": {"model": "base", "choices": [{"token_ids": [1], "finish_reason": "abort"}]},
+    "no tokens": {"model": "base", "choices": [{"token_ids": [], "finish_reason": "stop"}]},
+    "too many tokens": {"model": "base", "choices": [{"token_ids": [1] * 21, "finish_reason": "stop"}]},
+    "text for tokens": {"model": "base", "choices": [{"token_ids": ["a"], "finish_reason": "stop"}]},
+    "no reason": {"model": "base", "choices": [{"token_ids": [1]}]},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_one_server_spoils_is_asked_again(servers, fault):
+    servers[0].set(faults=[FAULTS[fault]] * 3)
+    engine = make_engine(servers)
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    assert sum(server.count("/v1/completions") for server in servers) >= 41
+
+
+def test_a_server_that_hangs_when_asked_holds_nobody_up(servers, monkeypatch):
+    servers[0].set(model_faults=["hang"] * 9)
+    monkeypatch.setattr(server_module, "PATIENCE", 0.5)
+    began = time.monotonic()
+    assert ids(make_engine(servers, probe_timeout=30).generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    assert time.monotonic() - began < 10
+
+
+def test_who_is_ready_first_leaves_the_others_their_share(servers, monkeypatch):
+    """The first one could take the whole batch before the second has its adapter."""
+    for server in servers:
+        server.set(delay=0.6)
+    slow = ServerEngine.ask
+    monkeypatch.setattr(
+        ServerEngine, "ask", lambda self, server: time.sleep(0.3 * (server.url == servers[1].url)) or slow(self, server)
+    )
+    assert ids(make_engine(servers, max_batch=64, timeout=30).generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    assert min(server.count("/v1/completions") for server in servers) >= 10
+
+
+def test_all_dead_is_one_clear_error_after_the_retries(servers):
+    for server in servers:
+        server.kill()
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="no vLLM server answers, after 4 tries each") as caught:
+        make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)
+    assert time.monotonic() - began > 0.75 * (0.05 + 0.1 + 0.2)
+    assert all(f"{server.url}: connection refused" in str(caught.value) for server in servers)
+
+
+def test_pauses_double(servers):
+    servers[0].set(model_faults=[500] * 4)
+    engine = make_engine(servers[:1], retries=4, backoff=0.1, max_backoff=0.4)
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    times = [at for at, what, _ in servers[0].log()["log"] if what == "/v1/models"]
+    pauses = [after - before for before, after in pairwise(times)]
+    assert len(pauses) == 4
+    for pause, least in zip(pauses, (0.075, 0.15, 0.3, 0.3), strict=True):
+        assert least <= pause < least + 0.6
+
+
+def test_a_request_that_never_works_ends_the_batch(servers):
+    for server in servers:
+        server.set(faults=[500] * 100)
+    with pytest.raises(EngineError, match="a request failed 4 times, the last time at .*told to say 500"):
+        make_engine(servers).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+    assert sum(server.count("/v1/completions") for server in servers) == 4
+
+
+def test_a_refused_request_is_not_repeated(servers):
+    servers[0].set(faults=[400])
+    with pytest.raises(EngineError, match="refuses a request .*told to say 400"):
+        make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+    assert servers[0].count("/v1/completions") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"model": "base", "choices": [{"text": "a", "finish_reason": "stop"}]}, "returns no token ids"),
+        ({"model": "other", "choices": [{"token_ids": [1], "finish_reason": "stop"}]}, "answered with 'other'"),
+    ],
+)
+def test_a_server_that_cannot_do_it_is_named(servers, answer, message):
+    servers[0].set(faults=[answer])
+    with pytest.raises(EngineError, match=message):
+        make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+
+
+def test_after_an_error_the_next_batch_tries_again(servers):
+    servers[0].set(model_faults=[500] * 4)
+    engine = make_engine(servers[:1])
+    with pytest.raises(EngineError, match="no vLLM server answers"):
+        engine.generate(PROMPTS, SAMPLING, SEEDS)
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+
+
+def test_sequences_must_fit(servers):
+    servers[0].set(longest=100)
+    with pytest.raises(EngineError, match="takes sequences of 100 tokens.*--max-model-len 128"):
+        make_engine(servers, longest=128).generate(PROMPTS, SAMPLING, SEEDS)
+    engine = make_engine(servers, longest=8)
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected(limit=5)
+    with pytest.raises(ConfigError, match="a prompt of 8 tokens leaves no room"):
+        engine.generate([[1] * 8], SAMPLING, [0])
+
+
+def test_a_temperature_that_vllm_would_raise_is_refused(servers):
+    with pytest.raises(ConfigError, match="use 0 for the likeliest"):
+        make_engine(servers).generate(PROMPTS, SamplingConfig(temperature=0.001), SEEDS)
+
+
+def test_the_key_is_sent(servers, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+    assert {key for _, _, key in servers[0].log()["log"]} == {"Bearer sesame"}
+
+
+# ---- adapters -------------------------------------------------------------------------------------------------------
+
+
+def adapter(folder):
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_adapters_are_swapped_under_new_names(servers, tmp_path):
+    engine = make_engine(servers)
+    paths = [adapter(tmp_path / name) for name in "ab"]
+    names = set()
+    for path in [*paths, paths[0]]:
+        engine.use_adapter(path)
+        assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected(str(path))
+        for server in servers:
+            [(name, where)] = server.log()["adapters"].items()
+            assert where == str(path)
+        names.add(name)
+    assert len(names) == 3
+    engine.use_adapter(None)
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    engine.close()
+    assert [server.log()["adapters"] for server in servers] == [{}, {}]
+
+
+def test_a_server_that_was_started_anew_gets_the_adapter_again(servers, tmp_path):
+    engine = make_engine(servers, max_batch=4)
+    path = adapter(tmp_path / "a")
+    engine.use_adapter(path)
+    engine.generate(PROMPTS, SAMPLING, SEEDS)
+    servers[0].kill()
+    servers[1].set(delay=0.1)
+    servers.append(Process(servers[0].port))
+    assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected(str(path))
+    assert list(servers[-1].log()["adapters"].values()) == [str(path)]
+    assert servers[-1].count("/v1/completions") > 0
+
+
+def test_an_adapter_that_another_process_has_loaded_is_fine(servers, tmp_path):
+    """Both see a list without it and ask for it; the second is told that it is there already."""
+    path = adapter(tmp_path / "a")
+    engines = [make_engine(servers[:1]), make_engine(servers[:1])]
+    for engine in engines:
+        engine._token = "same"
+        engine.use_adapter(path)
+    engines[0].generate(PROMPTS, SAMPLING, SEEDS)
+    servers[0].set(model_faults=[{"data": [{"id": "base", "parent": None}]}])
+    assert ids(engines[1].generate(PROMPTS, SAMPLING, SEEDS)) == expected(str(path))
+
+
+@pytest.mark.parametrize("lacking", ["the file", "the route"])
+def test_a_server_without_adapters_is_named(servers, tmp_path, lacking):
+    servers[0].set(runtime_lora=lacking != "the route")
+    engine = make_engine(servers[:1])
+    engine.use_adapter(tmp_path / "nowhere" if lacking == "the file" else adapter(tmp_path / "a"))
+    with pytest.raises(EngineError, match="does not take the adapter.*--enable-lora.*adapter_dir"):
+        engine.generate(PROMPTS, SAMPLING, SEEDS)
+
+
+# ---- hostile answers ------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["choices", "data", "id", "parent", "token_ids", "finish_reason", "logprobs", "model"]),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_no_answer_breaks_the_reader(answer):
+    with suppress(Unavailable, EngineError):
+        found, _ = _answer(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url")
+        assert found
+        assert all(isinstance(token, int) for token in found)
+    with suppress(Unavailable):
+        assert isinstance(_models(answer)[0], str)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", ""])
+def test_an_address_must_be_one(url):
+    with pytest.raises(ValueError, match="give addresses such as http"):
+        ServersConfig(urls=(url,))
+    with pytest.raises(ValueError, match="twice"):
+        ServersConfig(urls=("http://a", "http://a/"))

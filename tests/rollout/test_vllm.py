@@ -1,0 +1,122 @@
+"""What the vLLM engines refuse, and what can be seen of them without vLLM; real vLLM is in tests/vllm."""
+
+import ast
+import os
+import random
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+import opasd
+from opasd.cli._plan import plan
+from opasd.config import RolloutConfig, RunConfig
+from opasd.errors import ConfigError
+from opasd.rollout import vllm as module
+from opasd.rollout.adapters import check_whole
+from opasd.rollout.factory import computes_in_half, make_engine
+from opasd.rollout.server import ServerEngine
+from opasd.rollout.transformers import TransformersEngine
+from tests.models import add_lora
+from tests.training import TOKENIZER, make_model
+
+SERVERS = {"engine": "vllm_server", "servers": {"urls": ["http://localhost:1"]}}
+
+
+def engine(model, longest=100, **settings):
+    return make_engine(RolloutConfig.model_validate(settings), model, TOKENIZER, longest=longest)
+
+
+def test_one_file_imports_vllm():
+    """The rest must work without it."""
+    importing = set()
+    for path in Path(opasd.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "vllm" for name in names):
+                importing.add(path.name)
+    assert importing == {"vllm.py"}
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_one_message_says_so(tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="pip install 'opasd\\[vllm\\]'"):
+        engine(type(model).from_pretrained(tmp_path), engine="vllm")
+    config = RunConfig.model_validate({"rollout": {"engine": "vllm"}, "model": {"name_or_path": "lab"}})
+    assert any("pip install 'opasd[vllm]'" in error for error in plan(config, 1)["errors"])
+
+
+def test_what_each_engine_is():
+    model = make_model()
+    assert isinstance(engine(model), TransformersEngine)
+    served = engine(add_lora(model), **SERVERS)
+    assert isinstance(served, ServerEngine)
+    assert served.longest == 100
+    assert engine(add_lora(make_model()), longest=10**6, **SERVERS).longest == 4096  # the model's context
+    assert engine(add_lora(make_model()), max_model_len=8000, **SERVERS).longest == 8000
+
+
+def test_a_model_from_nowhere_cannot_be_loaded_again():
+    with pytest.raises(ConfigError, match="save it with save_pretrained"):
+        engine(make_model(), engine="vllm")
+
+
+def test_a_server_takes_no_whole_weights():
+    with pytest.raises(ConfigError, match="takes adapters only"):
+        engine(make_model(), **SERVERS)
+    config = RunConfig.model_validate({"rollout": SERVERS, "model": {"name_or_path": "lab", "adaptation": "full"}})
+    assert any("takes adapters only" in error for error in plan(config, 1)["errors"])
+
+
+@pytest.mark.parametrize("settings", [SERVERS, {"engine": "vllm"}])
+def test_a_quantized_base_is_not_what_vllm_would_load(settings):
+    model = make_model()
+    model.config.quantization_config = {"load_in_4bit": True}
+    with pytest.raises(ConfigError, match="the student's is quantized"):
+        engine(model, **settings)
+    config = RunConfig.model_validate({"rollout": settings, "model": {"name_or_path": "lab", "adaptation": "qlora"}})
+    assert any("qlora trains on a 4-bit one" in error for error in plan(config, 1)["errors"])
+
+
+def test_servers_must_be_named():
+    with pytest.raises(ValueError, match="needs servers.urls"):
+        RolloutConfig.model_validate({"engine": "vllm_server"})
+
+
+def test_sharded_weights_are_refused():
+    model = get_peft_model(make_model(), LoraConfig(r=2, target_modules=["q_proj"]))
+    check_whole(model)
+    next(p for p in model.parameters() if p.requires_grad).ds_id = 3
+    with pytest.raises(ConfigError, match="sharded"):
+        check_whole(model)
+
+
+def test_which_precision_decides():
+    assert not computes_in_half(RolloutConfig(), make_model())
+    assert computes_in_half(RolloutConfig(), make_model(torch.bfloat16))
+    assert computes_in_half(RolloutConfig.model_validate({"vllm": {"dtype": "bfloat16"}}), make_model())
+
+
+def test_what_is_disturbed_is_put_back(monkeypatch):
+    monkeypatch.setenv("OPASD_KEPT", "1")
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    threads = torch.set_num_threads
+    with module._undisturbed():
+        torch.manual_seed(99)
+        random.seed(99)
+        np.random.seed(99)  # noqa: NPY002
+        torch.set_num_threads = print
+        os.environ |= {"OPASD_ADDED": "1", "OPASD_KEPT": "2", "VLLM_OPASD": "1"}
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]  # noqa: NPY002
+    assert torch.set_num_threads is threads
+    assert "OPASD_ADDED" not in os.environ
+    assert os.environ["OPASD_KEPT"] == "1"
+    assert os.environ.pop("VLLM_OPASD") == "1"

@@ -1,0 +1,52 @@
+"""Adapters swapped on one base: each as if loaded alone, and what does not fit is told."""
+
+import json
+
+import pytest
+
+from opasd.checkpoints import TransformersBase
+from opasd.config import SamplingConfig
+from opasd.errors import ConfigError
+from tests.evaluation.lab import LAB, make_adapter
+
+SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=12)
+
+
+def test_the_base_is_the_same_before_and_after_an_adapter(tmp_path):
+    base = TransformersBase(LAB, max_batch=8)
+    assert base.context == 1024
+    engine = base.engine(100, [])
+    prompts, seeds = [[3, 4, 5], [6, 7]], [1, 2]
+    alone = engine.generate(prompts, SAMPLING, seeds)
+    adapters = [make_adapter(tmp_path / str(seed), seed, rank=4 + seed) for seed in range(2)]
+    drawn = []
+    for adapter in (*adapters, *adapters):
+        engine.use_adapter(adapter)
+        drawn.append(engine.generate(prompts, SAMPLING, seeds))
+        engine.use_adapter(None)
+        assert engine.generate(prompts, SAMPLING, seeds) == alone
+    assert drawn[:2] == drawn[2:]
+    assert drawn[0] != drawn[1] != alone
+    engine.close()
+
+
+def test_an_adapter_that_does_not_fit_is_told(tmp_path):
+    fitting, broken = (make_adapter(tmp_path / name, 0) for name in ("fitting", "broken"))
+    about = json.loads((broken / "adapter_config.json").read_text())
+    for change in (
+        {"r": 8},
+        {"target_modules": ["absent"]},
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["q_proj", "v_proj", "k_proj"]},
+    ):
+        (broken / "adapter_config.json").write_text(json.dumps(about | change))
+        with pytest.raises(ConfigError, match="does not fit its base model"):
+            TransformersBase(LAB, max_batch=8).engine(100, []).use_adapter(broken)
+    engine = TransformersBase(LAB, max_batch=8).engine(100, [])
+    engine.use_adapter(fitting)
+    with pytest.raises(ConfigError, match="k_proj.* is missing"):
+        engine.use_adapter(broken)
+    (broken / "adapter_config.json").write_text(json.dumps(about))
+    (broken / "adapter_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match="does not fit its base model"):
+        TransformersBase(LAB, max_batch=8).engine(100, []).use_adapter(broken)
