@@ -4,11 +4,13 @@
 
 Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own step. Useful operations are those of one forward of
 each role and the student's gradient to its activations and adapters; what checkpointing repeats is not counted. A speed
-is printed only if the step's gradient agrees with that of one rollout at a time, padded, with the chunked losses.
+is printed only if the gradient after an optimizer step agrees with that of one rollout at a time, padded, with the
+chunked losses and PEFT's own layers.
 """
 
 import argparse
 import dataclasses
+import gc
 import itertools
 import statistics
 import tempfile
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from measure import gpu_heading, save
 from peft import LoraConfig
+from peft.tuners.lora.layer import Linear
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, TrainingArguments
@@ -25,6 +28,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, TrainingA
 from opasd.config import OPASDConfig
 from opasd.data import Problem
 from opasd.lab.model import model_path
+from opasd.lora import FusedLinear
 from opasd.models import unwrap
 from opasd.prompts import PromptPair
 from opasd.rollout import Rollout
@@ -107,6 +111,7 @@ def make_trainer(case: Case, folder: str, device: str) -> OPASDTrainer:
     arguments = TrainingArguments(
         output_dir=folder, gradient_checkpointing=case.checkpointing, use_liger_kernel=case.liger, report_to=[],
         gradient_checkpointing_kwargs={"use_reentrant": False}, use_cpu=device == "cpu", max_steps=1,
+        learning_rate=5e-3,
     )  # fmt: skip
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     trainer = OPASDTrainer(
@@ -153,16 +158,24 @@ def gradient(trainer: OPASDTrainer, rollouts: list[Rollout]) -> torch.Tensor:
 
 
 def disagreement(trainer: OPASDTrainer, seed: int) -> float:
-    """How far the step's gradient is from that of plain padded rollouts with chunked losses, relative to its size."""
+    """How far the gradient is from that of padded rollouts, chunked losses and PEFT's layers, relative to its size.
+
+    After a step, whose change of the weights must have reached everything that was made of them."""
     vocabulary = unwrap(trainer.student).config.vocab_size
     rollouts = make_rollouts(5, 200, vocabulary, seed + 1)
+    step(trainer, rollouts[:2])
     fast = gradient(trainer, rollouts)
     before = trainer.config, trainer._scoring
     plain = trainer.config.model_dump()
     plain |= {"layout": "padded", "tokens_per_microbatch": 1}
     plain["objective"]["token"]["impl"] = plain["objective"]["attention"]["impl"] = "chunked"
     trainer.config, trainer._scoring = OPASDConfig.model_validate(plain), None
+    layers: list[Any] = [module for module in trainer.student.modules() if type(module) is FusedLinear]
+    for layer in layers:
+        layer.__class__ = Linear
     slow = gradient(trainer, rollouts)
+    for layer in layers:
+        layer.__class__ = FusedLinear
     trainer.config, trainer._scoring = before
     return float((fast - slow).norm() / slow.norm())
 
@@ -171,7 +184,7 @@ def run(case: Case, device: str, repeats: int, seed: int, traced: str | None) ->
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(case, folder, device)
         error = disagreement(trainer, seed)
-        if error > (0.05 if device == "cuda" else 1e-3):
+        if not error <= (0.1 if device == "cuda" else 1e-3):  # both are in bfloat16 there, through all layers
             return {"error": error}
         rollouts = make_rollouts(case.rollouts, case.length, unwrap(trainer.student).config.vocab_size, seed)
         weights = sum(p.numel() * p.element_size() for p in trainer.student.parameters())
@@ -249,11 +262,12 @@ def main() -> None:
         result = run(case, device, options.repeats, options.seed, options.profile)
         rows.append(dataclasses.asdict(case) | result)
         without = _print(case, result, without)
+        save(options.json, found, rows)
+        gc.collect()  # a trainer and its callbacks know one another
         if device == "cuda":
             torch.cuda.empty_cache()
     paper = ", ".join(f"{value} {name}" for name, value in PAPER.items())
     print(f"\nms/token: of wall time for each token either role read. The paper, Qwen3-4B on 4 H100: {paper}.")
-    save(options.json, found, rows)
 
 
 def _print(case: Case, result: dict[str, Any], without: float | None) -> float | None:

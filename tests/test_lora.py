@@ -92,6 +92,49 @@ def test_rounded_weights_are_made_anew_after_a_change_and_only_then():
     torch.testing.assert_close(rounded()[1], (b * 2).bfloat16())
 
 
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_rounded_weights_follow_every_optimizer(options):
+    """Fused ones write to the weights without telling autograd's version counter."""
+    model = adapted()
+    speed_up(model)
+    layer = next(module for module in model.modules() if isinstance(module, FusedLinear))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    optimizer = torch.optim.AdamW([a, b], lr=0.1, **options)
+    before = layer._rounded(torch.bfloat16, a, b, 2.0)
+    a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+    optimizer.step()
+    after = layer._rounded(torch.bfloat16, a, b, 2.0)
+    torch.testing.assert_close(after, (a.detach().bfloat16(), (b.detach() * 2).bfloat16()))
+    assert not torch.equal(before[0], after[0])
+
+
+def test_rounded_weights_of_a_judging_teacher_may_be_differentiated_through():
+    """A live teacher reads the student's own weights, in inference mode, before the student does."""
+    model = adapted()
+    speed_up(model)
+    layer = next(module for module in model.modules() if isinstance(module, FusedLinear))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    with torch.inference_mode():
+        layer._rounded(torch.bfloat16, a, b, 2.0)
+    assert not any(tensor.is_inference() for tensor in layer._rounded(torch.bfloat16, a, b, 2.0))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_trained_bias_of_the_base_gets_its_gradient(trained):
+    model = get_peft_model(make_model("qwen2"), LoraConfig(r=2, target_modules=["q_proj"])).bfloat16()
+    speed_up(model)
+    layer = next(module for module in model.modules() if isinstance(module, FusedLinear))
+    layer.base_layer.bias.requires_grad_(trained)
+    x = torch.zeros(1, 2, layer.in_features, dtype=torch.bfloat16).as_subclass(OnGpu)
+    assert layer._fits(x) is not trained
+
+
 @pytest.mark.parametrize("saved", [None, ["lm_head"]])
 def test_switched_off_adapters_leave_the_base_and_what_is_trained_stays_trained(saved):
     model = adapted(modules_to_save=saved)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config, Llama4TextConfig, PhiConfig
+from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config, Llama4TextConfig, PhiConfig, PhimoeConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.errors import CaptureError, ConfigError
@@ -115,6 +115,53 @@ def test_packing_under_a_kernel_that_forgets_the_mask_is_refused():
         scorer = Scorer(make_model("llama", "opasd_test_forgetful"), 0)
         with pytest.raises(ConfigError, match="packed sequences influence one another"):
             scorer(make_rollouts(), "student", layout="packed")
+
+
+def windowed_by_its_mask_alone(family):
+    sizes = SIZES | {"num_hidden_layers": 2, "num_local_experts": 2, "head_dim": 8}
+    if family == "llama4_text":
+        return Llama4TextConfig(
+            **sizes, intermediate_size_mlp=48, attention_chunk_size=16, no_rope_layers=[1, 1],
+            layer_types=["full_attention", "chunked_attention"],
+        )  # fmt: skip
+    return PhimoeConfig(**sizes, num_experts_per_tok=1, sliding_window=16)
+
+
+@pytest.mark.parametrize("family", ["llama4_text", "phimoe"])
+def test_packing_a_model_whose_window_only_its_mask_knows_is_refused(family):
+    """Packed rows have no mask, so their attention would reach too far; in a short probe that does not show."""
+    model = AutoModelForCausalLM.from_config(windowed_by_its_mask_alone(family), attn_implementation="sdpa").eval()
+    scorer = Scorer(model, 0)
+    assert "mask" in (scorer.cannot_pack() or "")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_dropout_is_not_taken_for_sequences_that_mix():
+    model = get_peft_model(make_model("qwen3"), LoraConfig(r=2, lora_dropout=0.4, target_modules=["q_proj", "o_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    model.train()
+    frozen = unwrap(model).model.norm.eval()
+    assert Scorer(model, 0).cannot_pack() is None
+    assert model.training
+    assert all(module.training for module in model.modules() if module is not frozen)
+    assert not frozen.training
+
+
+def test_a_model_that_takes_no_bounds_is_padded_and_stays_as_it_was():
+    model = make_model("qwen3", "sdpa")
+    forward = model.model.forward
+
+    def strict(input_ids=None, position_ids=None, attention_mask=None, use_cache=None, **kwargs):
+        if "cu_seq_lens_q" in kwargs:
+            raise TypeError("forward() got an unexpected keyword argument 'cu_seq_lens_q'")
+        return forward(input_ids, attention_mask, position_ids, use_cache=use_cache, **kwargs)
+
+    model.model.forward = strict
+    assert "unexpected keyword argument" in (Scorer(model, 0).cannot_pack() or "")
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_an_output_head_with_a_bias():

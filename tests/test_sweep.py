@@ -131,6 +131,13 @@ def test_the_papers_number_stands_only_beside_the_papers_settings() -> None:
     assert load_sweep(["lambda"], Changes({}, {}, (7,))).runs[1].expects is not None
 
 
+def test_values_that_look_alike_have_names_of_their_own() -> None:
+    found = names('recipe: lab\ngrid: {prompts.template_options.x: [true, "true", 1, "1", "one"]}')
+    assert (found[0], found[2], found[4]) == ("x-true", "x-1", "x-one")
+    assert len(set(found)) == 5
+    assert len(set(names('recipe: lab\ngrid: {train.save_total_limit: [null, 1], data.revision: [null, "1"]}'))) == 4
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -149,10 +156,15 @@ def test_the_papers_number_stands_only_beside_the_papers_settings() -> None:
         ("recipe: lab\ngrid: {train.max_steps: [many]}", "train.max_steps: got 'many'"),
         ("grid: {train.seed: [1]}", "needs the recipe"),
         ("recipe: lab\nruns: [lab]\nseeds: [1, 1]", "seeds: 1 stands twice"),
+        ("recipe: lab\nruns: [lab]\nseeds: [-1]", "train.seed: got -1; it must be greater than or equal to 0"),
+        ("recipe: lab\nruns: [lab]\nname: a/b", "x.yaml: name: got 'a/b'"),
+        ("recipe: lab\ngrid: {objective.attention_weight: [1, 1.0]}", "are the same run; leave one of them out"),
+        ("recipe: lab\ngrid: {prompts.system: [none, x]}", "prompts.system: the text 'none' cannot be told from null"),
         ("recipe: lab\ngrid: {train.seed: [1]}\nseeds: [1]", "seeds and train.seed are both given"),
         ("runs: [{name: a}]", "no recipe; add"),
         ("runs: [base, lab]", r"run 1: base of which model\?"),
-        ("runs: [lab, lab]", "two runs are named lab"),
+        ("runs: [lab, lab]", "lab and lab are the same run"),
+        ("runs: [lab, {recipe: lab-opsd, name: lab}]", "two runs are named lab"),
         ("runs: [lab, {recipe: lab, name: other}]", "lab and other are the same run"),
         ("runs: [lab-base, {recipe: lab, evaluate_only: true, name: b}]", "lab-base and b are the same run"),
         ("runs: [{recipe: lab, name: logs}]", "may not be named logs"),
@@ -175,6 +187,10 @@ def test_mistakes_in_a_file_or_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("recipe: lab\ngird: {train.seed: [1]}")
     with pytest.raises(ConfigError, match=r"s.yaml:\n  gird: unknown key; did you mean grid\?"):
         read_sweep(tmp_path / "s.yaml")
+    for text, key in (("seeds: 3", "seeds"), ("runs: lab", "runs"), ("grid: {train.seed: 1}", "grid.train.seed")):
+        (tmp_path / "s.yaml").write_text(f"recipe: lab\n{text}")
+        with pytest.raises(ConfigError, match=rf"{key}: got .*; give a list such as \[a, b\]"):
+            read_sweep(tmp_path / "s.yaml")
     with pytest.raises(ConfigError, match="is what the sweep varies"):
         load_sweep(["lab-lambda"], Changes({"objective.attention_weight": 1.0}, {}))
     with pytest.raises(ConfigError, match=r'no sweep "lab-lamda", and no recipe; did you mean lab-lambda\?'):
@@ -264,10 +280,9 @@ def test_a_base_is_evaluated_by_its_name_its_revision_and_its_precision() -> Non
 def test_commands_and_scripts_are_quoted(tmp_path: Path) -> None:
     folder = tmp_path / "it's a $(touch owned) folder"
     found = sweep("recipe: lab\ngrid: {prompts.system: [\"$(touch owned); `x` 'y'\", plain]}")
-    echo = "python3 -c 'import sys, json; print(json.dumps(sys.argv[1:]))' "
-    script = as_shell(found, folder, 1).replace("opasd ", echo)
+    script = "opasd() { printf '%s\\0' \"$@\" END; }\n" + as_shell(found, folder, 1)
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [line.split("\0")[:-1] for line in done.stdout.split("END\0")]
     assert lines[0] == Commands.of(found.runs[0], folder).train
     assert lines[3] == Commands.of(found.runs[1], folder).evaluate
     asked = Slurm(3, 2, "1:00:00", ("--qos=high",))
@@ -377,6 +392,35 @@ def test_the_table_tells_the_papers_number_budgets_and_what_is_missing(tmp_path:
     assert "75.0 [65.0, 85.0]" in results.as_text(table)
 
 
+def test_runs_that_differ_in_the_seed_alone_share_a_row_however_they_are_listed(tmp_path: Path) -> None:
+    paper = load_sweep(["seeds"])
+    for run in paper.runs:
+        made(tmp_path, run, {"aime24": [run.config.train.seed % 7]}, samples=12)
+    outcomes = [results.read_outcome(Place(run, tmp_path), ()) for run in paper.runs]
+    table = results.make_table(paper, outcomes)
+    (cells,) = [dict(zip(table.header, (cell.text for cell in row), strict=True)) for row in table.rows]
+    assert (cells["method"], cells["seeds"], cells["paper's average, %"]) == ("OPASD", "1, 42, 123", "50.88")
+    (seeds,) = results.seed_tables(outcomes)
+    assert seeds.id == "seeds-seed-1+seed-42+seed-123-160"
+
+    grid = sweep("recipe: lab\ngrid: {train.seed: [1, 2], train.max_steps: [3, 4]}")
+    rows = results.rows_of([results.Outcome(run, done=False) for run in grid.runs])
+    assert [row.label for row in rows] == [f"seed-1-max_steps-{n}, seed-2-max_steps-{n}" for n in (3, 4)]
+    mixed = sweep("recipe: lab\nruns: [{evaluate_only: true, name: x}, {name: x}]\nseeds: [1, 2]")
+    rows = results.rows_of([results.Outcome(run, done=False) for run in mixed.runs])
+    assert [len(row.outcomes) for row in rows] == [1, 2]
+
+
+def test_runs_with_other_numbers_of_samples_are_not_called_by_one(tmp_path: Path) -> None:
+    found = sweep("recipe: lab\nruns: [base, {name: x, evaluate: {samples: 4}}]")
+    made(tmp_path, found.runs[0], {"lab": [1, 0]})
+    made(tmp_path, found.runs[1], {"lab": [4, 0]}, samples=4)
+    outcomes = [results.read_outcome(Place(run, tmp_path), ()) for run in found.runs]
+    header = results.make_table(found, outcomes).header
+    assert "lab Avg@k, %" in header
+    assert not any(name.startswith("Pass@") for name in header)
+
+
 @given(st.binary(max_size=200))
 @settings(max_examples=15, deadline=None)
 def test_damaged_folders_make_a_table_of_what_is_there(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
@@ -408,6 +452,23 @@ def test_folders_of_other_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lab-opsd").mkdir()
     with pytest.raises(ConfigError, match="is no run"):
         Place(load_sweep(["lab-opsd"]).runs[0], tmp_path).check()
+
+
+@pytest.mark.parametrize("text", ['{"evaluate": 5}', '{"evaluate": {"code": []}}', "[" * 100_000, '{"results": ['])
+def test_bookkeeping_and_results_that_cannot_be_read_are_made_again(tmp_path: Path, text: str) -> None:
+    (run,) = load_sweep(["lab"]).runs
+    made(tmp_path, run, {"lab": [1]})
+    place = Place(run, tmp_path)
+    assert place.next() is None
+    for path in (place.evaluation / "evaluation.json", tmp_path / "state" / "lab.json"):
+        before = path.read_text()
+        path.write_text(text)
+        place.check()
+        assert (place.next(), place.mistake()) == ("evaluate", None)
+        assert not results.read_outcome(place, ()).done
+        path.write_text(before)
+    place.forget()
+    assert place.next() is None
 
 
 def test_the_same_run_of_another_sweep_is_linked(tmp_path: Path) -> None:

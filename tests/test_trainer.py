@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import PeftModel
+from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from opasd.config import ObjectiveConfig, PromptConfig
@@ -124,6 +124,12 @@ def test_a_model_that_cannot_be_packed_is_told_of_or_refused(tmp_path, caplog):
     trainer.config = trainer.config.model_copy(update={"layout": "packed"})
     with pytest.raises(ConfigError, match="layout: packed, but its sequences would mix; use layout: auto"):
         trainer._layout(scorer)
+
+
+def test_packing_without_a_kernel_for_it_is_told(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, method={"layout": "packed"})
+    assert trainer._scorer_of(trainer.student)[1] == "packed"
+    assert "rollouts of a micro-batch are packed; attention: one sequence at a time" in caplog.text
 
 
 DISTRIBUTED = """
@@ -364,6 +370,40 @@ def test_nan_skips_the_step_where_so_configured(tmp_path):
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
+def test_nan_in_one_micro_batch_drops_the_whole_step(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, method={"on_non_finite": "skip", "tokens_per_microbatch": 1})
+    weights, calls = [], []
+
+    def loss(rollouts, *args, **kwargs):
+        calls.append(rollouts)
+        if len(calls) == 8 + 3:  # the third of the second step's eight
+            raise NonFiniteError("NaN")
+        return opasd_loss(rollouts, *args, **kwargs)
+
+    class Weights(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            weights.append(torch.cat([p.detach().flatten() for p in trainer.student.parameters() if p.requires_grad]))
+
+    monkeypatch.setattr("opasd.trainer.opasd_loss", loss)
+    trainer.add_callback(Weights())
+    trainer.train()
+    assert len(calls) == 3 * 8
+    assert [row["skipped"] for row in rows(tmp_path)] == [0, 1, 0]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+
+
+def test_a_step_spoiled_in_another_process_is_dropped_here_too(tmp_path, monkeypatch):
+    """With a loss scaler as well: the processes must ask one another as often as one another."""
+    trainer = make_trainer(tmp_path, method={"on_non_finite": "skip"})
+    parameter = next(p for p in trainer.student.parameters() if p.requires_grad)
+    parameter.grad = torch.ones_like(parameter)
+    monkeypatch.setattr(trainer.accelerator, "scaler", object())
+    monkeypatch.setattr(trainer, "total", lambda value: value + 1.0)
+    trainer.drop_spoiled_gradients()
+    assert parameter.grad is None
+
+
 def test_gradient_checkpointing_changes_nothing(tmp_path):
     plain, _ = first_gradient(tmp_path / "plain")
     saved, _ = first_gradient(tmp_path / "saved", gradient_checkpointing=True)
@@ -423,6 +463,14 @@ def test_mistakes_are_told(tmp_path, changes, message):
     arguments = {"train_dataset": PROBLEMS, "processing_class": TOKENIZER} | changes
     with pytest.raises(ConfigError, match=message):
         OPASDTrainer(make_model(), TrainingArguments(output_dir=str(tmp_path), use_cpu=True), **arguments)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_an_adapter_that_is_a_prompt_is_refused(tmp_path, kind):
+    """It cannot be switched off where the teacher's can, and moves every position."""
+    model = get_peft_model(make_model(), kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    with pytest.raises(ConfigError, match="adapter is a prompt"):
+        make_trainer(tmp_path, lora=False, model=model)
 
 
 @pytest.mark.parametrize("update", ["frozen", "snapshot"])
@@ -503,7 +551,8 @@ def test_evaluating_first_does_not_count_as_a_run(tmp_path):
     method = {"validation": {"every": 0, "sampling": {"max_new_tokens": 3}}}
     trainer = make_trainer(tmp_path, method=method, max_steps=1)
     found = trainer.evaluate({"mine": PROBLEMS[:2]})
-    assert set(found) == {f"validation/mine/{name}" for name in ("avg@1", "length_mean", "truncated")}
+    names = ("avg@1", "length_mean", "truncated", "markers_per_1000")
+    assert set(found) == {f"validation/mine/{name}" for name in names}
     trainer.train()
     assert trainer.state.global_step == 1
 

@@ -119,6 +119,27 @@ def test_a_model_keeps_answering_as_before_when_it_can_also_pack():
     assert "opasd" not in str(model.config.to_dict())
 
 
+def test_a_part_with_another_attention_keeps_it():
+    """A vision tower, say."""
+    model = make_model("qwen3", "sdpa")
+    model.other = make_model("llama", "eager")
+    stop = varlen.use(model)
+    assert varlen.is_used(model)
+    assert model.other.config._attn_implementation == "eager"
+    stop()
+    assert model.config._attn_implementation == "sdpa"
+    assert model.other.config._attn_implementation == "eager"
+
+
+def test_a_mask_that_a_model_has_changed_is_not_ignored():
+    query, key, value = numbers([4, 3], 1, 1, 8, 0)
+    with pytest.raises(ConfigError, match="cannot be packed"):
+        varlen._attention(
+            Layer(), query, key, value, torch.zeros(1, 1, 7, 7),
+            cu_seq_lens_q=torch.tensor([0, 4, 7], dtype=torch.int32), max_length_q=4,
+        )  # fmt: skip
+
+
 def test_a_model_that_drops_the_bounds_is_refused_and_not_computed_wrongly():
     query, key, value = numbers([4, 3], 1, 1, 8, 0)
     mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool)

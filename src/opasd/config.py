@@ -387,7 +387,7 @@ class TrainConfig(Section):
     """Steps between checkpoints."""
     save_total_limit: int | None = Field(default=3, gt=0)
     """Checkpoints kept, newest first. Unset: all."""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of data order, adapters' initial weights and sampling."""
     report_to: tuple[str, ...] = ()
     """Trackers that get the metrics, such as wandb or tensorboard; metrics.jsonl always does."""

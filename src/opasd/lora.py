@@ -21,6 +21,18 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_optimizer_steps = 0
+"""Of all optimizers: fused ones write to weights without telling autograd, whose version counter stays as it was."""
+
+
+def _count_step(*_: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 def speed_up(model: nn.Module) -> int:
@@ -79,14 +91,16 @@ class FusedLinear(Linear):
             isinstance(self.lora_dropout[name], nn.Identity)
             and self.lora_B[name].bias is None
             and not base.weight.requires_grad
+            and not (base.bias is not None and base.bias.requires_grad)
         )
 
     def _rounded(self, dtype: torch.dtype, a: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         """A and s·B in the activations' format, made anew only after a weight has changed."""
-        state = (dtype, scaling, *((p.data_ptr(), p._version) for p in (a, b)))
+        state = (_optimizer_steps, dtype, scaling, *((p.data_ptr(), p._version) for p in (a, b)))
         cache = vars(self)  # past nn.Module.__setattr__
         if cache.get("_rounded_state") != state:
-            cache["_rounded_pair"] = (a.detach().to(dtype), (b.detach() * scaling).to(dtype))
+            with torch.inference_mode(False):  # a student may differentiate through what its live teacher made
+                cache["_rounded_pair"] = (a.detach().to(dtype), (b.detach() * scaling).to(dtype))
             cache["_rounded_state"] = state
         return cache["_rounded_pair"]
 

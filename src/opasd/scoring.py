@@ -196,21 +196,43 @@ class Scorer:
                 f"packing is not exact for the hybrid {model_type(self.model)} model: its recurrent layers would carry "
                 "one sequence's state into the next"
             )
-        before = unwrap(self.model).config._attn_implementation or "eager"
-        varlen.use(self.model)
-        first, second = tuple(range(1, 12)), tuple(range(5, 14))
+        own = unwrap(self.model).config._attn_implementation or "eager"
+        training = [module for module in self.model.modules() if module.training]
+        stop = varlen.use(self.model)
+        reason: str | None = "it could not be tried"
         try:
+            self.model.eval()  # dropout would look like sequences that mix
             with torch.no_grad():
-                packed, _, precision = self._run(pack(self.model, [first, second])[0])
-                alone, *_ = self._run(pad(self.model, [second])[0])
+                reason = self._difference(own)
+        finally:
+            for module in training:
+                module.training = True
+            if reason is not None:
+                stop()
+        return reason
+
+    def _difference(self, own: str) -> str | None:
+        """What sets a packed sequence apart from the same one alone, if anything does."""
+        first, second = tuple(range(1, 12)), tuple(range(5, 14))
+        with varlen.windows() as (masked, called):
+            alone, _, precision = self._run(pad(self.model, [second])[0])
+        if masked - {None} != called - {None}:
+            return (
+                f"a window of the {model_type(self.model)} model's attention is in its mask alone, which packed "
+                "sequences do not have"
+            )
+        try:
+            packed, *_ = self._run(pack(self.model, [first, second])[0])
         except ConfigError as error:
-            varlen.stop(self.model, before)
             return str(error)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            return f"the {model_type(self.model)} model takes no packed sequences ({type(error).__name__}: {error})"
         if relative_error(packed[0, len(first) :], alone[0]) > 4 * tolerance(alone.to(precision)):
-            varlen.stop(self.model, before)
             return (
                 f"packed sequences influence one another in the {model_type(self.model)} model under "
-                f"attn_implementation {before!r}"
+                f"attn_implementation {own!r}"
             )
         return None
 

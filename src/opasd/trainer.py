@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftConfig, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -91,6 +91,9 @@ class OPASDTrainer(Trainer):
             raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
         if peft_config is not None:
             model = get_peft_model(unwrap(model), peft_config)
+        if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+            name = type(model.active_peft_config).__name__
+            raise ConfigError(f"the adapter is a prompt ({name}), which a teacher cannot do without; use LoRA")
         lora.speed_up(model)
         _use_liger(model, args)
         self.config = config or OPASDConfig()
@@ -126,7 +129,8 @@ class OPASDTrainer(Trainer):
             process=self.accelerator.process_index,
             processes=self.accelerator.num_processes,
         )
-        half = args.bf16 or args.fp16 or computes_in_half(self.config.rollout, model)
+        self.half = args.bf16 or args.fp16 or unwrap(model).dtype.itemsize == 2
+        half = self.half or computes_in_half(self.config.rollout, model)
         self.drift = DriftCheck(model, self.config.rollout.drift, half=half)
         self.folder = Path(str(args.output_dir))
         self.metrics_file = Records(self.folder / "metrics.jsonl")
@@ -228,7 +232,8 @@ class OPASDTrainer(Trainer):
         """What reads the model in both roles, and how rollouts share a forward; made at the first step."""
         if self._scoring is None:
             objective = self.config.objective
-            with torch.random.fork_rng():  # dropout in its probe must not move a resumed run's random numbers
+            devices = [torch.cuda.current_device()] if self.args.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # dropout in its probe must not move a resumed run's random numbers
                 scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
                 self._scoring = scorer, self._layout(scorer)
         return self._scoring
@@ -241,7 +246,9 @@ class OPASDTrainer(Trainer):
                 raise ConfigError(f"layout: packed, but {reason}; use layout: auto")
             _log.warning("rollouts of a micro-batch are padded to one length, not packed: %s", reason)
             return "padded"
-        _log.info("rollouts of a micro-batch are packed; attention by %s", varlen.kind(self.student))
+        how = varlen.kind(self.student, half=self.half)
+        level = logging.WARNING if how == varlen.ONE_BY_ONE else logging.INFO
+        _log.log(level, "rollouts of a micro-batch are packed; attention: %s", how)
         return "packed"
 
     def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
@@ -256,10 +263,10 @@ class OPASDTrainer(Trainer):
 
     def drop_spoiled_gradients(self) -> None:
         """Before the optimizer: a window with NaN in it leaves no trace but a count."""
-        if self.accelerator.scaler is not None and not self.window.spoiled:
-            return  # float16's loss scaler looks for overflow itself, and skips such a step as a matter of course
-        gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
-        finite = all(torch.stack([gradient.isfinite().all() for gradient in gradients]).tolist())
+        finite = True  # as float16's loss scaler sees to: it looks for overflow itself, and skips such a step
+        if self.accelerator.scaler is None:
+            gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
+            finite = all(torch.stack([gradient.isfinite().all() for gradient in gradients]).tolist())
         if self.total(self.window.spoiled or not finite) == 0:
             return
         if self.config.on_non_finite == "stop":

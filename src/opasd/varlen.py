@@ -13,14 +13,15 @@ Shapes: H query heads, K key heads, N positions of the packed row, D head size.
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -28,20 +29,25 @@ from opasd.errors import ConfigError
 from opasd.models import unwrap
 
 NAME = "opasd_varlen"
+ONE_BY_ONE = "one sequence at a time"
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
-def use(model: nn.Module) -> None:
-    """Let the model take packed rows without a mask, if its attention is one that this can stand for."""
-    if unwrap(model).config._attn_implementation == "sdpa":
-        stop(model, NAME)
+def use(model: nn.Module) -> Callable[[], None]:
+    """Let the model take packed rows without a mask, if its attention is one that this can stand for.
 
+    What is returned gives the model its own attention back."""
+    base = unwrap(model)
+    found = [getattr(module, "config", None) for module in base.modules()]
+    configs = {id(c): c for c in found if isinstance(c, PreTrainedConfig) and c._attn_implementation == "sdpa"}
+    changed = list(configs.values()) if base.config._attn_implementation == "sdpa" else []
 
-def stop(model: nn.Module, implementation: str) -> None:
-    """Give the model the attention implementation it had."""
-    for module in unwrap(model).modules():
-        if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation = implementation
+    def put(implementation: str) -> None:
+        for config in changed:
+            config._attn_implementation_internal = implementation  # of this part of the model alone
+
+    put(NAME)
+    return functools.partial(put, "sdpa")
 
 
 def is_used(model: nn.Module) -> bool:
@@ -61,14 +67,26 @@ def bounds(model: nn.Module, lengths: Sequence[int]) -> dict[str, Any]:
     return arguments | {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=base.device)}
 
 
-def kind(model: nn.Module) -> str:
-    """How packed rows are computed here, in words for a log."""
+_noted: tuple[set[int | None], set[int | None]] | None = None
+
+
+@contextmanager
+def windows() -> Iterator[tuple[set[int | None], set[int | None]]]:
+    """While entered, notes the windows that models make masks for, and those that their attention is called with."""
+    global _noted
+    _noted = set(), set()
+    try:
+        yield _noted
+    finally:
+        _noted = None
+
+
+def kind(model: nn.Module, *, half: bool) -> str:
+    """How packed rows are computed here, in words for a log; `half` says whether in 16 bits."""
     base = unwrap(model)
     if base.config._attn_implementation in FLASH:
         return str(base.config._attn_implementation)
-    # Under autocast the queries are in half precision whatever the weights are.
-    half = base.dtype.itemsize == 2 or torch.is_autocast_enabled(base.device.type)
-    return "PyTorch's varlen_attn" if base.device.type == "cuda" and half and _varlen() else "one sequence at a time"
+    return "PyTorch's varlen_attn" if base.device.type == "cuda" and half and _varlen() else ONE_BY_ONE
 
 
 def _attention(
@@ -86,6 +104,8 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """An attention function as transformers' models call it."""
+    if _noted is not None:
+        _noted[1].add(sliding_window)
     if cu_seq_lens_q is None:
         if attention_mask is not None and attention_mask.shape[-1] != key.shape[2]:
             raise ConfigError(
@@ -97,7 +117,9 @@ def _attention(
         )  # fmt: skip
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise ConfigError(f"packed sequences are one row without a cache, got {tuple(query.shape)}")
-    if kwargs.get("softcap") or kwargs.get("s_aux") is not None or getattr(module, "is_causal", True) is False:
+    changed = attention_mask is not None and attention_mask.numel() > 1
+    unknown = kwargs.get("softcap") or any(kwargs.get(name) is not None for name in ("s_aux", "position_bias"))
+    if changed or unknown or getattr(module, "is_causal", True) is False:
         raise ConfigError(f"the attention of {type(module).__name__} cannot be packed; use layout: padded")
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -115,10 +137,13 @@ def _fits_torch(query: Tensor, value: Tensor, sliding_window: int | None, dropou
 
 @functools.cache
 def _varlen() -> frozenset[str]:
-    """The parameters of PyTorch's own function, which grew over its releases; none where there is no such function."""
+    """The parameters of PyTorch's own function, which grew over its releases; none where there is no such function, or
+    a GPU older than its kernels."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
+        return frozenset()
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
         return frozenset()
     return frozenset(inspect.signature(varlen_attn).parameters)
 
@@ -170,5 +195,12 @@ def _one_by_one(
     return torch.cat(outputs, 2).transpose(1, 2)
 
 
+def _mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
+    """A mask function as transformers' models call it."""
+    if _noted is not None:
+        _noted[0].add(local_size)
+    return sdpa_mask(*args, local_size=local_size, **kwargs)
+
+
 AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, _mask)

@@ -12,6 +12,7 @@ from tests.report.made import HOSTILE, make_evaluation, make_run
 
 pytestmark = pytest.mark.browser
 READY = "#explorer[data-ready=yes]"
+PASSES = ("avg@12", "pass@1", "pass@6", "pass@12")
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +228,61 @@ def test_five_runs_of_200_steps_and_2000_samples_in_time(open_page, tmp_path):
     ready = load + time.perf_counter() - began
     assert ready < 3
     assert "evenly spread" in page.locator("#samples").inner_text()
+
+
+@pytest.fixture(scope="module")
+def thirty(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("thirty")
+    names = [f"qwen3-1.7b-opasd-lambda{n / 10}-layers{n % 3 + 1}" for n in range(30)]
+    runs = read_runs([make_run(folder, name, samples=3) for name in names])
+    for run in runs:
+        more = {f"validation/{name}/{measure}": 0.5 for name in ("AIME24", "AIME25", "HMMT25") for measure in PASSES}
+        run.rows.append({"step": 12, **more})
+    return write(make(runs), folder / "out")
+
+
+def test_thirty_runs_can_be_told_apart_and_picked(open_page, thirty):
+    page = open_page(thirty, ready=READY)
+    chips = page.locator(".chip")
+    looks = chips.evaluate_all(
+        "chips => chips.map(chip => { const s = getComputedStyle(chip.querySelector('.dot'));"
+        "return [s.backgroundColor, s.boxShadow, s.borderRadius].join() })"
+    )
+    assert len(set(looks)) == 30
+    assert page.locator(".top").bounding_box()["height"] < 130
+    page.locator("#every-run").click()
+    assert page.locator("#results tbody tr:visible").count() == 0
+    chips.nth(29).click()
+    assert page.locator("#results tbody tr:visible").count() == 1
+    assert page.locator("#fig-rollout-accuracy g.run29 polyline").first.is_visible()
+    for _ in range(2):
+        page.locator("#every-run").click()
+    assert page.locator("#results tbody tr:visible").count() == 30
+
+
+@pytest.mark.parametrize("which", ["report", "thirty"])
+def test_on_paper_nothing_is_cut(open_page, request, which):
+    page = open_page(request.getfixturevalue(which), width=718, height=1015, ready=READY)
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+
+
+def test_what_the_page_saves_is_what_the_folder_holds(open_page, report):
+    page = open_page(report, ready=READY)
+    for name in ("rollout-accuracy", "generated-tokens", "pass-at-k-set", "markers-by-word", "pareto"):
+        with page.expect_download() as download:
+            page.locator(f"#fig-{name} [data-get=csv]").click()
+        saved, beside = (
+            [line.split(",") for line in text.splitlines()]
+            for text in (download.value.path().read_text(), (report.parent / "figures" / f"{name}.csv").read_text())
+        )
+        assert [row[0] for row in saved] == [row[0] for row in beside]
+        for one, other in zip(saved[1:], beside[1:], strict=True):
+            assert [_value(cell) for cell in one[1:]] == pytest.approx([_value(cell) for cell in other[1:]], rel=1e-11)
+
+
+def _value(cell):
+    try:
+        return float(cell)
+    except ValueError:
+        return sum(map(ord, cell))

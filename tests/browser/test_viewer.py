@@ -1,5 +1,7 @@
 """The attention viewer in a real browser: the step follows mouse, keyboard and finger, before and after."""
 
+import csv
+import io
 import re
 
 import pytest
@@ -11,7 +13,7 @@ from opasd.prompts import PromptBuilder
 from opasd.report import viewer
 from opasd.report.attend import load
 from opasd.report.attention import Stage, record
-from opasd.report.page import Page
+from opasd.report.page import Page, viewer_page
 from opasd.report.viewer import unpacked
 from opasd.rollout import Rollout
 from opasd.scoring import Scorer
@@ -198,3 +200,58 @@ def test_hostile_tokens_do_no_harm_and_a_damaged_record_says_so(open_page, found
         opened = open_page(tmp_path / f"{name}.html", ready=ready)
         assert opened.locator("img").count() == 0
     assert "damaged" in opened.locator("#viewer").inner_text()
+
+
+def test_tokens_stay_where_they_are_while_the_step_changes(open_page, shown):
+    page = open_page(shown, ready=READY)
+    tokens = page.locator("[data-panel=student] .r")
+    panel = page.locator("[data-panel=student]")
+    places = {round(panel.bounding_box()["y"])}
+    for place in range(tokens.count()):
+        page.keyboard.press("Home")
+        tokens.nth(place).evaluate("node => node.dispatchEvent(new PointerEvent('pointerover', { bubbles: true }))")
+        places.add(round(panel.bounding_box()["y"]))
+    tokens.nth(3).click()
+    places.add(round(panel.bounding_box()["y"]))
+    assert len(places) == 1
+
+
+def test_the_curves_are_saved_with_their_tokens(open_page, shown, found):
+    page = open_page(shown, ready=READY)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    header, *rows = csv.reader(io.StringIO(download.value.path().read_bytes().decode(), newline=""))
+    assert header == ["step", "token", "rho", "divergence before", "divergence after"]
+    layer = next(layer for layer in found[0]["layers"] if layer["layer"] == 1)
+    after = next(view for view in found[0]["views"] if view["stage"] == "after" and view["layer"] == 1)
+    assert [float(row[2]) for row in rows] == layer["rho"]
+    assert [float(row[4]) for row in rows] == after["divergence"]
+    assert "".join(row[1].removeprefix("'") for row in rows) == "".join(
+        found[0]["student"]["tokens"][found[0]["student"]["prompt"] :]
+    )
+
+
+def test_a_damaged_record_among_others_leaves_them_to_look_at(open_page, found, tmp_path):
+    pack = {**found[0]["layers"][0]["teacher"], "rows": "AAAA"}
+    bad = {**found[0], "title": "bad", "layers": [{**layer, "teacher": pack} for layer in found[0]["layers"]]}
+    path = tmp_path / "v.html"
+    path.write_text(viewer_page("t", "s", [found[0], bad, found[1]]).html())
+    page = open_page(path, ready=READY)
+    page.select_option("[aria-label=Trajectory]", "1")
+    page.wait_for_selector("#viewer[data-ready=damaged]")
+    for key in ("ArrowRight", "b", " ", "Escape"):
+        page.locator("#viewer").press(key)
+    page.locator(".v-curves").hover()
+    page.select_option("[aria-label=Trajectory]", "2")
+    page.wait_for_selector(READY)
+    assert step(page) >= 0
+
+
+def test_on_paper_all_three_panels_are_there_with_their_shades(open_page, shown):
+    page = open_page(shown, width=718, height=1015, ready=READY)
+    page.emulate_media(media="print")
+    for panel in ("teacher", "projected", "student"):
+        box = page.locator(f"[data-panel={panel}]").bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 718
+    adjust = "node => getComputedStyle(node).printColorAdjust"
+    assert page.locator("[data-panel=student] .r").first.evaluate(adjust) == "exact"

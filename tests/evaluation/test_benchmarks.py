@@ -122,6 +122,9 @@ def test_entries_of_one_s_own(tmp_path):
         ("quiz: {source: x, kind: poem}", "quiz: kind"),
         ("quiz: {source: x, answer_pattern: '('}", "not a regular expression"),
         ("quiz: {source: x, answer_pattern: 'x'}", "it needs a group"),
+        ("quiz: {source: x, prompt: Solve it}", "mine.yaml: quiz: prompt must have {question} once"),
+        ("quiz: {source: x, prompt: '{question} {x}'}", "mine.yaml: quiz: prompt "),
+        ("", "mine.yaml has no entries"),
     ],
 )
 def test_wrong_entries_are_told(tmp_path, text, words):
@@ -135,6 +138,10 @@ def test_wrong_rows_are_told(tmp_path):
         load(find_benchmarks([str(write(tmp_path / "a.jsonl", [{"q": "x", "answer": "1"}]))])[0])
     with pytest.raises(DataError, match="a benchmark needs one in every row"):
         load(find_benchmarks([str(write(tmp_path / "b.jsonl", [ROWS[0], {"problem": "x", "answer": None}]))])[0])
+    for name, rows in [("d", [ROWS[0], {"x": 1}]), ("e", []), ("f", [{"problem": "x", "answer": [1]}])]:
+        with pytest.raises(DataError, match=rf"{name}.jsonl") as error:
+            load(find_benchmarks([str(write(tmp_path / f"{name}.jsonl", rows))])[0])
+        assert "data." not in str(error.value)  # no setting of this command
     with pytest.raises(DataError, match="not an integer"):
         load(packaged()["aime24"], write(tmp_path / "c" / "aime24.jsonl", [{"problem": "x", "answer": "1/2"}]).parent)
     with pytest.raises(ConfigError, match="no folder"):

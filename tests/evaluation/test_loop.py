@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ from opasd.evaluation.targets import Target
 from opasd.rollout.transformers import TransformersEngine, stop_ids
 from opasd.training import load_model, load_tokenizer
 from tests.evaluation.lab import LAB, SAMPLING, Quiet, asked, make_adapter, run
+
+
+def no_model(_):
+    raise AssertionError
 
 
 class Stopped(Exception):
@@ -60,10 +65,8 @@ def whole(tmp_path_factory) -> Path:
     ("groups", "damage"),
     [
         (0, b""),
-        (1, b""),
         (2, b'{"target": "lab", "bench'),
         (1, b"\x00\xff\n{}\n"),
-        (2, "last line cut"),
         (1, "first line lost"),
     ],
 )
@@ -77,9 +80,7 @@ def test_an_interrupted_evaluation_ends_as_an_uninterrupted_one(tmp_path, whole,
         file.touch()
     lines = file.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4 * groups
-    if damage == "last line cut":
-        file.write_bytes(b"".join(lines)[:-30])
-    elif damage == "first line lost":
+    if damage == "first line lost":
         file.write_bytes(b"".join(lines[1:]))
     else:
         file.write_bytes(b"".join(lines) + damage)
@@ -94,11 +95,43 @@ def test_an_interrupted_evaluation_ends_as_an_uninterrupted_one(tmp_path, whole,
     assert sum(samples for _, samples, _ in progress.groups) == 12 - progress.begun[1]
 
 
-def test_a_finished_evaluation_loads_no_model(tmp_path, whole):
-    def fail(_):
-        raise AssertionError
+def test_lines_that_are_no_samples_of_this_evaluation_are_left_alone(tmp_path, whole):
+    """Of another folder, or with the right names and other values: neither a crash nor a result."""
+    path = tmp_path / "evaluation"
+    shutil.copytree(whole, path)
+    file = path / folders.SAMPLES
+    lines = file.read_bytes().splitlines(keepends=True)
+    wrong = [{"cuts": None}, {"cuts": {"48": 1}}, {"ids": 5}, {"target": [1]}, {"sample": "0"}, {"benchmark": "other"}]
+    wrong += [{"target": "other"}, {"problem": "other"}]
+    odd = [f"{json.dumps(json.loads(lines[0]) | {'sample': 7} | change)}\n".encode() for change in wrong]
+    odd.append(b"[" * 100_000 + b"\n")
+    file.write_bytes(b"".join([*lines[4:], *odd, *lines[:4]]))  # the first problems last
+    found = run(asked(), path, no_model)
+    assert found["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
 
-    assert run(asked(), whole, fail)["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
+
+def test_problems_are_written_once_whatever_they_hold(tmp_path):
+    row = {"benchmark": "b", "problem": "b/1", "question": "a\u2028b\x85c\x0c", "answer": "1"}
+    for _ in range(2):
+        folders.write_problems(tmp_path, [row])
+    assert [json.loads(line) for line in (tmp_path / folders.PROBLEMS).read_bytes().splitlines()] == [row]
+
+
+def test_runs_that_differ_in_their_adapters_share_a_base(tmp_path, adapters):
+    ranks = [LAB.model_copy(update={"lora_r": rank, "lora_dropout": 0.1 * rank}) for rank in (4, 8)]
+    loads: list[object] = []
+
+    def opener(model):
+        loads.append(model)
+        return TransformersBase(model, 8)
+
+    targets = [Target(str(n), model, path) for n, (model, path) in enumerate(zip(ranks, adapters, strict=True))]
+    run(asked(Target("lab", LAB), *targets, problems=1, samples=1), tmp_path / "e", opener)
+    assert len(loads) == 1
+
+
+def test_a_finished_evaluation_loads_no_model(tmp_path, whole):
+    assert run(asked(), whole, no_model)["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
 
 
 def test_every_sample_tells_all_about_itself(whole):
@@ -112,15 +145,15 @@ def test_every_sample_tells_all_about_itself(whole):
 
 def test_a_cut_sample_is_what_a_smaller_budget_draws(tmp_path):
     """The sampler's random numbers belong to tokens, so the first k of them do not know how many may follow."""
-    together = run(asked(budgets=(12, 30, 48)), tmp_path / "all")
+    together = run(asked(budgets=(12, 30, 48), problems=4), tmp_path / "all")
     assert [result["budget"] for result in together["results"]] == [12, 30, 48]
     for result in together["results"]:
         budget = result["budget"]
         shorter = SAMPLING.model_copy(update={"max_new_tokens": budget})
-        alone = run(asked(sampling=shorter), tmp_path / str(budget))["results"][0]
+        alone = run(asked(sampling=shorter, problems=4), tmp_path / str(budget))["results"][0]
         assert {**result, "budget": 0} == {**alone, "budget": 0}
     assert together["results"][0]["truncated"]["mean"] == 1
-    assert together["results"][0]["verdicts"]["truncated"] == 12
+    assert together["results"][0]["verdicts"]["truncated"] == 8
 
 
 def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
@@ -131,7 +164,7 @@ def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
         loads.append(model)
         return TransformersBase(model, 8)
 
-    evaluation = asked(*targets, problems=4)
+    evaluation = asked(*targets, problems=3)
     found = run(evaluation, tmp_path / "e", opener)
     assert len(loads) == 1
     assert [result["target"] for result in found["results"]] == ["one", "base", "two"]
@@ -146,7 +179,7 @@ def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
         model = model if target.adapter is None else PeftModel.from_pretrained(model, str(target.adapter))
         engine = TransformersEngine(model, stop_ids(model, tokenizer), 8)
         prompts = _prompts(evaluation, tokenizer)
-        for start in range(0, 8, 4):
+        for start in (0, 4):
             part = drawn[target.name][start : start + 4]
             alone = engine.generate(prompts[start : start + 4], SAMPLING, [sample.seed for sample in part])
             assert [found.ids for found in alone] == [tuple(sample.ids) for sample in part]

@@ -88,11 +88,18 @@ def test_a_fully_trained_run_is_a_model(here):
     assert (found.model.name_or_path, found.adapter, found.run) == ("runs/a/final", None, Path("runs/a"))
 
 
+def test_an_adapter_of_the_embedded_model_is_known_by_its_folder_too(here):
+    adapter(here / "loose-lab", "/somewhere/site-packages/opasd/lab/model")
+    assert resolve(["loose-lab"])[0].model.name_or_path == "lab"
+
+
 def test_fingerprints_follow_the_files(here):
     first, second = (target.describe()["fingerprint"] for target in resolve(["runs/a", "runs/b"]))
     assert first != second
     (here / "runs" / "a" / "final" / "adapter_model.safetensors").write_bytes(b"b")
     assert resolve(["runs/a"])[0].describe()["fingerprint"] == second
+    (here / "runs" / "a" / "final" / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 9}')
+    assert resolve(["runs/a"])[0].describe()["fingerprint"] != second
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from opasd.losses.divergence import divergence
 from opasd.prompts import PromptBuilder
 from opasd.report.attend import attend, load
 from opasd.report.attention import Stage, pieces, record, rows_of
-from opasd.report.folders import Run
+from opasd.report.folders import Run, read_run
 from opasd.report.viewer import KEPT, is_record, packed, quantised, restored, unpacked
 from opasd.report.write import make
 from opasd.rollout import Rollout
@@ -139,15 +139,34 @@ def test_a_record_can_be_unpacked_and_says_what_the_rows_say(subject, rollout, f
         lambda r: r.pop("views"), lambda r: r.update(version=9), lambda r: r["views"].clear(),
         lambda r: r["layers"][0].update(rho=[1]), lambda r: r["student"].update(tokens=[1]),
         lambda r: r["seen"].update(shared="x"), lambda r: r["shared"]["student"].append(-1),
+        lambda r: r["layers"][0]["rho"].__setitem__(0, float("nan")), lambda r: r.update(model=float("inf")),
+        lambda r: r["shared"]["student"].__setitem__(0, 10**9),
     ],
 )  # fmt: skip
-def test_a_damaged_record_is_left_out_of_a_report(tmp_path, found, damage):
+def test_a_damaged_record_is_left_out_of_a_report_and_named(tmp_path, found, damage):
     record_ = json.loads(json.dumps(found))
     damage(record_)
     assert not is_record(record_)
-    page = make([Run("a", tmp_path, attention=[record_, found])]).page.html()
-    assert page.count('"kind":"opasd attention"') == 1
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "problem-1.json").write_text(json.dumps(record_))
+    (tmp_path / "attention" / "problem-2.json").write_text(json.dumps(found))
+    run = read_run(tmp_path)
+    assert len(run.attention) == 1
+    assert "problem-1.json is damaged" in " ".join(run.notes)
+    assert make([run]).page.html().count('"kind":"opasd attention"') == 1
     assert not is_record([1])
+
+
+def test_many_records_go_into_side_files_and_each_run_has_one_in_the_page(tmp_path, found):
+    size = len(json.dumps(found))
+    many = [{**found, "padding": "x" * (2_600_000 - size)} for _ in range(4)]
+    made = make([Run("a", tmp_path, attention=many), Run("b", tmp_path, attention=[{**found, "title": "of b"}])])
+    page = made.page.html()
+    assert len(page) < 10e6
+    assert "of b" in page
+    assert list(made.side) == ["attention/part-002.html"]
+    assert 'href="attention/part-002.html"' in page
+    assert sum(text.count('"kind":"opasd attention"') for text in (page, *made.side.values())) == 5
 
 
 def test_attend_on_the_lab_with_a_given_text(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.report.charts import MAX_POINTS, hover, svg, ticks
+from opasd.report.charts import MAX_POINTS, hover, own_parts, svg, ticks
 from opasd.report.figures import Figure, Series, to_csv
 from opasd.report.png import rasteriser
 from tests.report.made import HOSTILE
@@ -109,3 +109,46 @@ def test_as_png():
 def test_data_of_a_figure():
     figure = Figure("f", "t", "bar", "part", "y", [Series("a", 0, [(1, 2.5)], [2.0], [3.0])], categories=("x", "y"))
     assert to_csv(figure) == "series,part,y,low,high\na,y,2.5,2.0,3.0\n"
+
+
+def test_steps_are_whole_numbers_on_the_axis():
+    text = svg(line([(1, 0.5), (2, 0.25), (3, 0.1)]))
+    assert re.findall(r'text-anchor="middle">([^<]+)</text>', text) == ["1", "2", "3", "step"]
+    assert ticks(0, 0.7, whole=True) == [0]
+
+
+def test_raw_and_smoothed_values_are_told_apart_and_names_are_no_formulas():
+    figure = Figure(
+        "f", "t", "line", "step", "y", [Series("=a", 0, [(1, 2.0)], faint=True), Series("=a", 0, [(1, 3.0)])]
+    )
+    assert to_csv(figure).splitlines() == ["series,step,y", "'=a (raw),1,2.0", "'=a,1,3.0"]
+
+
+def test_what_a_page_saves_is_as_exact_as_sums_of_tokens_are():
+    assert hover(line([(1, 123_456_789.0)]))["series"][0]["p"] == [[1, 123_456_789]]
+
+
+def test_a_legend_of_many_runs_says_how_they_differ_and_is_no_taller_than_the_plot():
+    names = [f"qwen3-1.7b-opasd-lambda{n / 10}-layers{n % 3 + 1}-seed{n}" for n in range(30)]
+    series = [s for n, name in enumerate(names) for s in (Series(name, n, [(0, 1.0), (1, n)], faint=True),
+                                                          Series(name, n, [(0, 1.0), (1, n)]))]  # fmt: skip
+    figure = Figure("f", "t", "line", "step", "y", series)
+    text = svg(figure)
+    shown = re.findall(r'class="name"[^>]*>([^<]*)<', text)
+    assert shown == [name.removeprefix("qwen3-1.7b-opasd-") for name in names]
+    assert hover(figure)["plot"][2] < 330
+    assert len(polylines(text)) == 30, "raw values of so many runs hide everything"
+
+
+@pytest.mark.parametrize(("runs", "labelled"), [(2, True), (3, False)])
+def test_numbers_stand_above_bars_that_are_wide_enough(runs, labelled):
+    series = [Series(f"r{n}", n, [(x, 1.234e-7) for x in range(4)]) for n in range(runs)]
+    text = svg(Figure("f", "t", "bar", "", "y", series, categories=("a", "b", "c", "d")))
+    assert ("1.23e-07" in text) == labelled
+
+
+@given(st.lists(st.text("ab-_", min_size=1, max_size=12), min_size=9, max_size=12, unique=True))
+def test_shortened_names_stay_apart(names):
+    found = own_parts(names)
+    assert len(set(found)) == len(names)
+    assert all(name.endswith(part) for name, part in zip(names, found, strict=True))

@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opasd.errors import ConfigError
+from opasd.recipes.reading import read_yaml, write_yaml
 from opasd.report.folders import ROLLOUT, Run, read_evaluation, read_run, read_runs
 from opasd.report.write import make
 from tests.report.made import make_evaluation, make_run
@@ -135,6 +137,73 @@ def test_a_runs_copy_of_its_evaluation_gives_its_results(tmp_path):
         f'{{"targets": {{"trained": {{"run": "{run}"}}}}, "results": [{{"target": 3}}, 7]}}'
     )
     assert read_run(run).results == []
+
+
+def test_a_copy_is_found_wherever_the_run_is_and_from_wherever_it_is_asked_for(tmp_path, monkeypatch):
+    """An evaluation names the run as it was given on the command line: often relative to a folder that is no more."""
+    run = make_run(tmp_path / "old" / "runs", "trained")
+    evaluation = make_evaluation(
+        tmp_path / "old" / "evaluations" / "e", {"base": None, "trained": Path("runs/trained")}
+    )
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "e.json").write_bytes((evaluation / "evaluation.json").read_bytes())
+    assert [one.name for one in read_runs([run, evaluation])] == ["base", "trained"]
+    (tmp_path / "old").rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new" / "runs")
+    assert len(read_run(Path("trained")).results) == 2
+
+
+@pytest.mark.parametrize("origin", ["a\0b", "~nobody-of-this-name/b", "x" * 5000, 7, ["a"]])
+def test_an_evaluation_of_a_run_with_an_odd_name(tmp_path, origin):
+    path = make_run(tmp_path, "one")
+    (path / "evaluations").mkdir()
+    (path / "evaluations" / "e.json").write_text(json.dumps({"targets": {"x": {"run": origin}}, "results": []}))
+    assert read_run(path).results == []
+
+
+@pytest.mark.parametrize("seed", [[1, 2], {"a": 1}, 10**400, float("nan")])
+def test_settings_of_any_kind(tmp_path, seed):
+    paths = [make_run(tmp_path, "a"), make_run(tmp_path, "b", seed=2)]
+    config = read_yaml(paths[0] / "config.yaml")
+    config["train"]["seed"] = seed
+    (paths[0] / "config.yaml").write_text(write_yaml(config))
+    make(read_runs(paths)).page.html()
+
+
+def test_numbers_that_are_none_are_left_out_and_named(tmp_path):
+    path = make_run(tmp_path, "one", steps=4)
+    huge = {"grad_norm": 1e308, "seconds/step": 1e308, "flops/rollout": 1e308, "rollout/accuracy": 1e308}
+    with (path / "metrics.jsonl").open("a") as file:
+        for step in (5, 6):
+            file.write(
+                json.dumps({"step": step, **huge, "loss": float("nan"), "tokens/generated": float("inf")}) + "\n"
+            )
+    run = read_run(path)
+    assert run.notes[0] == (
+        "metrics.jsonl: 12 values that are no usable numbers are left out (flops/rollout, grad_norm, loss, …), first "
+        "at step 5"
+    )
+    assert run.spending.seconds == 12
+    make([run, run]).page.html()
+
+
+def test_rows_that_cannot_be_shown_are_named(tmp_path):
+    path = make_run(tmp_path, "one")
+    with (path / "samples.jsonl").open("a") as file:
+        file.write('{"step": 1}\n{"step": 2, "completion": null}\n')
+    (path / "attention").mkdir()
+    (path / "attention" / "problem-1.json").write_text('{"kind": "opasd attention", "version": 1, "x": NaN}')
+    (path / "evaluations").mkdir()
+    (path / "evaluations" / "e.json").write_text(
+        json.dumps({"targets": {"x": {"run": str(path)}}, "results": [{"target": "x"}]})
+    )
+    run = read_run(path)
+    assert run.notes == [
+        "samples.jsonl: 2 rows without a completion are left out",
+        "problem-1.json is damaged or of another version: one attention record is left out",
+        "e.json: 1 damaged results are left out",
+    ]
+    assert run.attention == []
 
 
 json_values = st.recursive(

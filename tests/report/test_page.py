@@ -215,3 +215,36 @@ def test_pieces_of_a_page():
     assert "<h2>" not in page.html()
     assert notice("h", {"run": []}) == ""
     assert paragraph("<") == '<p class="soft">&lt;</p>'
+
+
+@pytest.mark.parametrize("text", ["漢<" * 11_000, "\x01" * 22_000, "\U0001f642&" * 8_000])
+def test_the_page_is_bounded_by_what_is_in_it(text):
+    """Questions, answers and characters that take several bytes or escapes count as what they are."""
+    samples = [Sample("s", 1, f"p{n}", 0, f"{n}{text}", text, f"{n}{text}", 9, True, False) for n in range(40)]
+    found = explorer([Run("a", None, "evaluated", samples=samples)], page_bytes=1_000_000)  # pyright: ignore[reportArgumentType]
+    assert 0 < found.shown < 40
+    assert len(embedded(found.data).encode()) < 1_100_000
+
+
+def test_a_problem_stands_side_by_side_once_with_the_sample_that_says_most():
+    def run(name, verdicts):
+        samples = [
+            Sample("s", None, "p", n, "q", "", f"{name} {n}", 5, found, False) for n, found in enumerate(verdicts)
+        ]
+        return Run(name, None, "evaluated", samples=samples)  # pyright: ignore[reportArgumentType]
+
+    html, count = comparisons([run("a", [True, False, False]), run("b", [True, True, False])])
+    assert (count, html.count("<details")) == (1, 1)
+    assert "a 1" in html
+
+
+def test_line_ends_of_another_system_are_line_ends():
+    assert printable("a\r\nb\rc") == "a\nb\ufffdc"
+
+
+def test_a_report_that_was_not_written_to_its_end_can_be_written_again(tmp_path):
+    made = make([Run("a", tmp_path)])
+    made.side["samples/x.html"] = None  # pyright: ignore[reportArgumentType]
+    with pytest.raises(AttributeError):
+        write(made, tmp_path / "out")
+    check_folder(tmp_path / "out")

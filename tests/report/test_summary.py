@@ -155,3 +155,36 @@ def test_no_data_no_figures(tmp_path):
     assert [figures for _, _, figures in all_figures(empty) if figures] == []
     assert (attention(empty), cost(empty), validation(empty)) == ([], [], [])
     assert results(empty).header == ["run"]
+
+
+def with_many_passes(run, most):
+    run.rows = [
+        row | {f"validation/lab/pass@{k}": 0.3 + 0.01 * k for k in range(1, most + 1)}
+        if "grad_norm" not in row
+        else row
+        for row in run.rows
+    ]
+    return run
+
+
+def test_twelve_samples_a_problem_do_not_make_twelve_columns_and_figures(tmp_path):
+    runs = [with_many_passes(read_run(make_run(tmp_path, f"r-{seed}", seed=seed)), 12) for seed in (1, 2)]
+    assert [name for name in results(runs).header if "lab" in name] == [
+        "lab Avg@4, first → last, %", "lab Pass@12, first → last, %",
+    ]  # fmt: skip
+    assert [name for name in seeds(runs, [0, 1], 1).header if "lab" in name] == ["lab Avg@4, %", "lab Pass@12, %"]
+    found = {figure.id: figure for figure in validation(runs)}
+    assert [name for name in found if "pass" in name] == [
+        "validation-lab-pass@1", "validation-lab-pass@12", "validation-lab-pass-by-k",
+    ]  # fmt: skip
+    by_k = found["validation-lab-pass-by-k"].series[1]
+    assert by_k.points == [(float(k), 0.3 + 0.01 * k) for k in range(1, 13)]
+    assert len(seed_figures(runs, [0, 1], 1)) == 2
+
+
+def test_a_curve_of_checkpoints_has_the_colour_of_their_run(tmp_path):
+    other, run = make_run(tmp_path, "other"), make_run(tmp_path, "run")
+    places = {f"checkpoint-{n}": run / f"checkpoint-{n}" for n in (20, 40)}
+    runs = read_runs([other, run, make_evaluation(tmp_path / "e", places)])
+    figure = next(figure for figure in evaluation(runs) if "over training" in figure.title)
+    assert runs[figure.series[0].run].name == "run"

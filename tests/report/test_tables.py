@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.report.numbers import duration, fixed, short, size
+from opasd.report.numbers import duration, fixed, labels, short, size
 from opasd.report.tables import Cell, Table, latex, to_csv, to_html, to_latex, to_markdown
 from tests.report.made import HOSTILE
 
@@ -36,7 +36,7 @@ def test_no_cell_is_a_formula(text):
 def test_markdown():
     assert to_markdown(GROUPED) == (
         "| run | a\\_b | x % |\n|:---|---:|---:|\n| *Qwen3\\_4B* |  |  |\n| base | −1.5 | **3** |\n"
-        "| \\~^\\\\{}$&\\#\\|\\<\\> | =1+1 | – |\n"
+        "| \\~^\\\\{}\\$\\&\\#\\|\\<\\> | =1+1 | – |\n"
     )
 
 
@@ -53,7 +53,7 @@ def test_latex_escapes_what_run_names_hold():
 @given(st.text())
 def test_no_latex_character_is_left_with_a_meaning(text):
     found = re.sub(
-        r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|textquotedbl|ldots)\{\}",
+        r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|ldots)\{\}|\{\\char34\}",
         "",
         latex(text),
     )
@@ -98,3 +98,24 @@ def test_short_forms():
     ]  # fmt: skip
     assert [duration(v) for v in (3, 600, 7200, None)] == ["3.0 s", "10.0 min", "2.00 h", "–"]
     assert [size(v) for v in (2**20, 3 * 2**30, None)] == ["1.0 MiB", "3.00 GiB", "–"]
+
+
+@pytest.mark.parametrize("start", ["[", "*"])
+def test_a_row_that_begins_with_an_argument_of_the_line_break_is_none(start):
+    text = to_latex(Table("t", "", ["a"], [[Cell("x"), Cell("y")], [Cell(f"{start}2em] z"), Cell("y")]]))
+    assert f"\\\\\n{{}}{start}2em] z &" in text
+
+
+def test_quotation_marks_need_no_font_encoding():
+    assert latex('"a"') == r"{\char34}a{\char34}"
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "texts"),
+    [([0.5025, 0.505, 0.5075], True, ["50.25 %", "50.50 %", "50.75 %"]), ([0, 0.5, 1], True, ["0 %", "50 %", "100 %"]),
+     ([12_000, 12_250, 12_500], False, ["12.00K", "12.25K", "12.50K"]), ([0, 0.02, 0.04], False, ["0", "0.02", "0.04"]),
+     ([1, 2, 3], False, ["1", "2", "3"]), ([-2e6, 0, 2e6], False, ["−2M", "0", "2M"]), ([1e-7], False, ["1e−7"]),
+     ([], False, [])],
+)  # fmt: skip
+def test_marks_of_an_axis_say_exactly_where_they_are(values, percent, texts):
+    assert labels(values, percent=percent) == texts

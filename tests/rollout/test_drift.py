@@ -8,7 +8,7 @@ import torch
 
 from opasd.config import DriftConfig, OPASDConfig
 from opasd.errors import EngineError
-from opasd.rollout.drift import DriftCheck
+from opasd.rollout.drift import DriftCheck, closer_to
 from opasd.rollout.engine import Completion
 from opasd.rollout.serving import ServingEngine
 from opasd.rollout.transformers import TransformersEngine, stop_ids
@@ -72,6 +72,43 @@ def test_too_much_stops(shift):
     model = make_model("qwen3")
     with pytest.raises(EngineError, match="does not serve the student's weights: over 6 sampled tokens"):
         DriftCheck(model, DriftConfig(), half=False)(PROMPTS, completions(model, shift))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_old_weights_show_through_noise(seed):
+    """Noise of a third of the change: an engine with the old weights is found, one with the new never accused."""
+    generator = torch.Generator().manual_seed(seed)
+    old, change, noise = torch.randn(3, 256, generator=generator)
+    new = old + 0.03 * change
+    assert closer_to(old, than=new, found=old + 0.01 * noise)
+    assert closer_to(old, than=new, found=old)
+    for found in (new, new + 0.01 * noise, new + 0.1 * noise**3, new - 0.01 * change):
+        assert not closer_to(old, than=new, found=found)
+    assert not closer_to(old, than=old, found=old + 0.01 * noise), "before the first update both are the same"
+    biased = old - 0.001 + 1e-4 * change.abs()  # rounding with one sign, larger than the change
+    assert not closer_to(old, than=old + 1e-4 * change.abs(), found=biased)
+
+
+def test_an_engine_without_the_adapter_is_found_within_the_tolerance():
+    model = add_lora(make_model("qwen3"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter *= 1e-2
+    check, prompts = DriftCheck(model, DriftConfig(), half=True), [[3, 4], [5]]
+    rows = [tuple(range(7, 27)), tuple(range(40, 60))]
+    current = [
+        Completion(ids, "length", logprobs(model, prompt, ids)) for prompt, ids in zip(prompts, rows, strict=True)
+    ]
+    drift = check(prompts, current)
+    assert drift is not None
+    assert drift.mean < 1e-5
+    with model.disable_adapter():
+        bare = [
+            Completion(ids, "stop", logprobs(model, prompt, ids)) for prompt, ids in zip(prompts, rows, strict=True)
+        ]
+    with pytest.raises(EngineError, match="closer to those of the base without its adapter"):
+        check(prompts, bare)
 
 
 def test_tolerances_and_steps():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from opasd.lora import speed_up
 from opasd.rollout import decoding, fusing, slots
 from opasd.rollout.decoding import make_plan
 from opasd.rollout.transformers import TransformersEngine
@@ -124,6 +125,13 @@ def test_fused_models_give_the_same_tokens(family, norm, adapted):
 def test_a_norm_of_another_kind_stays():
     """Gemma's scales by 1 + weight."""
     assert replaced(here("gemma3")) == set()
+
+
+@pytest.mark.usefixtures("_kernels_here")
+def test_adapters_under_training_are_fused_too():
+    model = add_lora(here("qwen3"))
+    assert speed_up(model) > 0
+    assert "FusedLinear" in replaced(model)
 
 
 @pytest.mark.usefixtures("_kernels_here")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 
 import torch
@@ -117,12 +119,33 @@ class Server:
             lines = answer.read().decode().splitlines()
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{")))
 
+    def stop(self) -> None:
+        """Let it go in peace, so that it takes its shared memory along."""
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        self.kill()
+
     def kill(self) -> None:
-        """SIGKILL to all of its processes."""
+        """SIGKILL to all of its processes; what they leave in shared memory is removed."""
         if self.process.poll() is None:
+            shared = _shared_memory(self.process.pid)
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            for path in shared:
+                path.unlink(missing_ok=True)
         self._log.close()
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """Files in shared memory that the processes of a group have open."""
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone, or not ours
+            if os.getpgid(int(process.name)) == group:
+                lines = (process / "maps").read_text().splitlines()
+                found |= {Path(line.split()[-1]) for line in lines if "/dev/shm/" in line and "deleted" not in line}
+    return found
 
 
 def _free_port() -> int:

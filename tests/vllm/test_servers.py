@@ -34,7 +34,7 @@ def servers():
         yield [server.wait() for server in started]
     finally:
         for server in started:
-            server.kill()
+            server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_server_killed_in_the_middle_of_a_batch(engine, model, servers):
             assert ids(engine.generate(prompts(16), GREEDY, range(16))) == expected
         assert again.served() > 10
     finally:
-        again.kill()
-    servers[1].kill()
+        again.stop()
+    servers[1].stop()
     with pytest.raises(EngineError, match="no vLLM server answers, after 5 tries each.*connection refused"):
         engine.generate(prompts(4), GREEDY, range(4))

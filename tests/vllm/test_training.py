@@ -116,7 +116,7 @@ def test_a_server_serves_one_process_and_two(run, tmp_path):
         opasd("train", "lab", *flags, "--output-dir", tmp_path, "--name", "two", cwd=tmp_path)
         assert server.served() >= 2 * 48
     finally:
-        server.kill()
+        server.stop()
     for name in ("one", "two"):
         for ours, theirs in zip(steps(run), steps(tmp_path / name), strict=True):
             assert theirs["tokens/generated"] == ours["tokens/generated"]

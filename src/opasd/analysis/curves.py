@@ -13,17 +13,19 @@ Row = Mapping[str, Any]
 Point = tuple[float, float]
 SMOOTHING = 0.7
 """Of the paper's attention-alignment curve."""
+LARGEST = 1e150
+"""No measurement is larger; below it neither sums nor squares overflow."""
 
 
 def number(value: Any) -> float | None:
-    """A finite number as a float; None for anything else."""
+    """A finite number of a sensible size as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         converted = float(value)
     except OverflowError:
         return None
-    return converted if math.isfinite(converted) else None
+    return converted if abs(converted) < LARGEST else None
 
 
 def curve(rows: Iterable[Row], name: str) -> list[Point]:

@@ -107,6 +107,8 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
     from opasd.evaluation.profiles import profile
     from opasd.evaluation.targets import LAB, resolve
 
+    if options.revision and not options.model:
+        raise ConfigError("--revision is the commit of --model; give that too, as in base --model ORG/NAME")
     given = {"name_or_path": options.model, "revision": options.revision, "dtype": options.dtype}
     model = ModelConfig.model_validate({k: v for k, v in given.items() if v}) if options.model else None
     targets = resolve(options.targets, model)

@@ -11,6 +11,7 @@ Any field of the configuration can be set for all runs (--train.max-steps 10), a
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -62,12 +63,13 @@ def run(args: list[str]) -> int:
     folder = options.output or Path("sweeps") / sweep.name
     processes = max(1, options.gpus_per_run)
     sweep = replace(sweep, runs=tuple(divided(run, processes) for run in sweep.runs))
+    chosen = _chosen(sweep, options.only)
     if options.print_commands:
-        sys.stdout.write(as_shell(sweep, folder, processes))
+        sys.stdout.write(as_shell(chosen, folder, processes))
         return 0
     if options.slurm:
         asked = Slurm(options.jobs, options.gpus_per_run, options.time, tuple(options.slurm_option))
-        sys.stdout.write(as_slurm(sweep, folder, _again(args), asked))
+        sys.stdout.write(as_slurm(chosen, folder, _again(args), asked))
         return 0
     gpus = visible_gpus()
     if processes > max(1, len(gpus)):
@@ -82,7 +84,7 @@ def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tupl
 
     processes = max(1, options.gpus_per_run)
     places = [Place(run, folder, processes) for run in sweep.runs]
-    chosen = _chosen(places, options.only)
+    chosen = [Place(run, folder, processes) for run in _chosen(sweep, options.only).runs]
     if options.table:
         return _finish(sweep, places, folder, {}, as_json=options.json)
     for place in chosen:
@@ -93,25 +95,30 @@ def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tupl
     if options.dry_run:
         sys.stdout.write(_dry_run(sweep, chosen, folder))
         return 0
-    if options.retry:
-        for place in chosen:
-            place.forget()
     machine = Machine(options.jobs or 1, gpus, options.gpus_per_run)
     for source in options.reuse:
         if not source.is_dir():
             raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for place in chosen if options.retry else ():
+            place.forget()
         for source in options.reuse:
             for place in chosen:
                 for linked in place.reuse(source):
                     _say(f"{place.run.name}: from {linked}")
     except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be used ({error.strerror}); give other folders") from error
+        raise ConfigError(f"{error.filename} cannot be written ({error.strerror}); give other folders") from error
     # Tasks of a cluster work in one folder, each on its own run.
     with nullcontext() if options.only else hold(folder, "sweep"):
         sweeping = Sweeping(chosen, machine, _say)
-        sweeping.run()
+        try:
+            sweeping.run()
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename or folder} cannot be written ({error.strerror}); free space or rights, and give the "
+                "same command again"
+            ) from error
     if sweeping.stopping:
         _say(f"stopped; continue with: opasd sweep {given}")
         return STOPPED
@@ -119,7 +126,7 @@ def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tupl
     if not options.only:
         _finish(sweep, places, folder, failed, as_json=options.json)
     for name, (code, message) in sweeping.failed.items():
-        _say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message}")
+        _say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message[:200]}")
     codes = {code for code, _ in sweeping.failed.values()}
     return 0 if not codes else USER_MISTAKE if codes == {USER_MISTAKE} else 1
 
@@ -128,8 +135,16 @@ def _finish(sweep: "Sweep", places: "list[Place]", folder: Path, failed: dict[st
     """Write and print the table."""
     from opasd.sweep import results
 
-    told = {place.run.name: failed.get(place.run.name) or place.mistake() or "" for place in places}
-    outcomes = [results.read_outcome(place, sweep.table.metrics, told[place.run.name]) for place in places]
+    outcomes = []
+    for place in places:
+        try:
+            place.check()
+        except ConfigError as error:
+            _say(f"{place.run.name} is left out: {error}")
+            outcomes.append(results.Outcome(place.run, done=False, failed=str(error)))
+            continue
+        told = failed.get(place.run.name) or place.mistake() or ""
+        outcomes.append(results.read_outcome(place, sweep.table.metrics, told))
     table, whole = results.make_table(sweep, outcomes), results.as_json(sweep, outcomes)
     try:
         results.write(folder / "tables", [table, *results.seed_tables(outcomes)], whole)
@@ -161,24 +176,27 @@ def _dry_run(sweep: "Sweep", places: "list[Place]", folder: Path) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{field} {value}" for field, value in settings.items())
+    from opasd.sweep.spec import shown
+
+    texts = {field: value if isinstance(value, str) else shown(value) for field, value in settings.items()}
+    return ", ".join(f"{field} {text if text.isprintable() else repr(text)}" for field, text in texts.items())
 
 
-def _chosen(places: "list[Place]", only: list[str]) -> "list[Place]":
+def _chosen(sweep: "Sweep", only: list[str]) -> "Sweep":
     names = [name for given in only for name in given.split(",") if name]
-    known = {place.run.name: place for place in places}
+    known = {run.name: run for run in sweep.runs}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"--only: no run {', '.join(unknown)}; the runs are {', '.join(known)}")
-    return [known[name] for name in names] if names else places
+    return replace(sweep, runs=tuple(known[name] for name in dict.fromkeys(names))) if names else sweep
 
 
 def _again(args: list[str]) -> list[str]:
-    """The arguments that a task of a cluster repeats: all but how the script is made and where runs lie."""
+    """The arguments that a task of a cluster repeats: all but how the script is made, where runs lie and which."""
     rest, waiting = [], list(args)
     while waiting:
         word = waiting.pop(0)
         flag, equals, _ = word.partition("=")
-        if flag in ("--jobs", "--time", "--slurm-option", "--output"):
+        if flag in ("--jobs", "--time", "--slurm-option", "--output", "--only"):
             del waiting[: 0 if equals else 1]
         elif word != "--slurm":
             rest.append(word)
@@ -242,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _numbers(text: str | None) -> tuple[int, ...]:
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    if text is not None and (not parts or not all(part.lstrip("-").isdecimal() for part in parts)):
+    if text is not None and (not parts or not all(re.fullmatch(r"-?[0-9]{1,20}", part) for part in parts)):
         raise ConfigError(f"--seeds: got {text!r:.60}; give whole numbers such as 1,42,123")
     return tuple(map(int, parts))
 

@@ -26,6 +26,7 @@ from opasd.evaluation.grading import AnswerKind
 from opasd.recipes.checking import explain
 from opasd.recipes.reading import read_yaml
 from opasd.sources import Origin, files_by_split, listing, rows_of
+from opasd.wording import Wording
 
 LAB = "lab"
 PACKAGED = Path(__file__).with_name("benchmarks.yaml")
@@ -34,6 +35,7 @@ DATA_DIR = "OPASD_DATA_DIR"
 QUESTIONS, ANSWERS = ("problem", "question"), ("answer", "Answer")
 """Columns of a file that no entry describes."""
 _KINDS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
+_NO_SETTING = re.compile(r" or set data\.| Check data\.")
 _INTEGER = re.compile(r"[-+]?\d[\d,]*", re.ASCII)
 
 
@@ -141,8 +143,14 @@ def read_entries(path: Path) -> dict[str, Benchmark]:
             entry = Benchmark.model_validate({"name": name, **values})
         except ValidationError as error:
             raise ConfigError(f"{path}: {name}: {'; '.join(explain(error, Benchmark))}") from None
+        try:
+            Wording.parse("prompt", entry.prompt, once=frozenset({"question"}), optional=frozenset({"instruction"}))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {name}: {str(error).removeprefix('prompts.')}") from None
         beside = path.parent / Path(entry.source).expanduser()
         entries[name] = entry.model_copy(update={"source": str(beside)}) if beside.exists() else entry
+    if not entries:
+        raise ConfigError(f"{path} has no entries; give one, such as `mine: {{source: mine.jsonl}}`")
     return entries
 
 
@@ -188,8 +196,8 @@ def load(entry: Benchmark, data_dir: Path | None = None, limit: int | None = Non
     try:
         found = load_problems(config=config)
     except DataError as error:
-        if local:
-            raise
+        if local:  # without the settings of training data
+            raise DataError(_NO_SETTING.split(str(error))[0]) from error
         raise DataError(
             f"{entry.name}: {str(error).partition('; ')[0]}. Without network put a copy, {entry.name}.jsonl or what `hf"
             f" download {entry.source} --repo-type dataset --local-dir DIR/{entry.name}` fetches, into DIR and give "

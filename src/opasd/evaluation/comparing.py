@@ -34,6 +34,7 @@ _ROW_GAP = re.compile(r"\\\\\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
 _LEADING_TEXT = re.compile(r"^\\text\s*\{[^{}\d]*[a-zA-Z]{2}[^{}\d]*\}\s*[:=]?\s*(?=[\d(\[\\+-])(?!\\text)")
 _LOOKS = re.compile(
     r"(?<!\\)\$|(?<!\\)\\[()\[\]]|\\(?:left|right|middle|displaystyle|limits|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\*\*"
+    r"|\\(?:text)?color\s*\{[^{}]*\}"
 )
 _SPACE = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:quad|qquad|,)(?![a-zA-Z])|~|\s+")
 _DIGIT_GAP = re.compile(r"(?<=\d),\\!\s*(?=\d{3})|(?<=\d)\{,\}(?=\d{3})|(?<=\d)\\[,;:!](?=\d{3}(?!\d))")
@@ -112,7 +113,7 @@ def tidy(text: str) -> str:
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
     text = _FRACTION.sub(_braced_fraction, text)
-    text = _FRACTION_OVER_DIGIT.sub(r"\1{\2}", text).strip().rstrip(".").strip()
+    text = _FRACTION_OVER_DIGIT.sub(r"\1{\2}", text).strip().removeprefix("=").rstrip(".").strip()
     if (marked := _TEXT.fullmatch(text)) and any(character.isdigit() for character in marked[1]):
         text = marked[1].strip()
     return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
@@ -218,7 +219,8 @@ def _same(gold: Parts, found: Parts, decide: Decide) -> bool | None:
 
 def _same_items(gold: Parts, found: Parts, decide: Decide) -> bool | None:
     in_order = _in_order(gold.brackets, found.brackets, len(gold.items))
-    if in_order is None or len(gold.items) != len(found.items):
+    sets = gold.brackets == found.brackets == "{}"  # which have an element once, however often it is written
+    if in_order is None or (len(gold.items) != len(found.items) and not sets):
         return False
     mine, theirs = _without_names(gold.items, found.items)
     if in_order:

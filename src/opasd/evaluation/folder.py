@@ -91,9 +91,9 @@ def _together(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> dict[
 
 def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add problems to problems.jsonl, for whoever reads the samples; those of other benchmarks stay."""
-    there = (path / PROBLEMS).read_text(encoding="utf-8").splitlines() if (path / PROBLEMS).exists() else []
-    lines = dict.fromkeys([*there, *(json.dumps(row, ensure_ascii=False) for row in rows)])
-    _write(path / PROBLEMS, "".join(f"{line}\n" for line in lines))
+    there = (path / PROBLEMS).read_text(encoding="utf-8", errors="replace") if (path / PROBLEMS).exists() else ""
+    lines = dict.fromkeys([*there.split("\n"), *(json.dumps(row, ensure_ascii=False) for row in rows)])
+    _write(path / PROBLEMS, "".join(f"{line}\n" for line in lines if line))
 
 
 def write_results(path: Path, evaluation: dict[str, Any]) -> None:

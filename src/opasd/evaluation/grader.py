@@ -25,6 +25,8 @@ SECONDS = 1.5
 _SLACK = 0.5
 """A worker keeps the time itself; one that is later than this is lost."""
 _START_SECONDS = 120.0
+_STILLBORN = 2
+"""Workers that may end before they have begun; one more, and it is no accident."""
 
 Pair = tuple[str, str]
 
@@ -53,6 +55,7 @@ class Grader:
         self._count = workers or max(1, min(4, os.cpu_count() or 1))
         self._workers: list[_Worker] = []
         self._known: dict[Pair, bool | None] = {}
+        self._stillborn = 0
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +94,7 @@ class Grader:
         if todo:
             self.start()
         busy: dict[_Worker, Pair] = {}
+        again: set[Pair] = set()
         while todo or busy:
             for worker in self._workers:
                 if todo and worker not in busy:
@@ -103,12 +107,18 @@ class Grader:
                 if answer is not None:
                     self._known[busy.pop(worker)] = answer["equal"]
                 elif worker.lost():
-                    self._known[busy.pop(worker)] = None
+                    pair = busy.pop(worker)
+                    if not worker.began or (worker.ended and pair not in again):
+                        again.add(pair)  # the process was killed from outside: a pair only ends its own
+                        todo.append(pair)
+                    else:
+                        self._known[pair] = None
                     self._replace(worker)
 
     def _replace(self, worker: "_Worker") -> None:
         worker.kill()
-        if not worker.began:
+        self._stillborn += not worker.began
+        if self._stillborn > _STILLBORN:
             raise RuntimeError("the grading process does not start; run python -m opasd.evaluation.worker to see why")
         self._workers[self._workers.index(worker)] = _Worker()
 
@@ -138,7 +148,7 @@ class _Worker:
         self.deadline = time.monotonic() + _START_SECONDS
         self._allowed = 0.0
         self._received = b""
-        self._ended = False
+        self.ended = False
 
     def fileno(self) -> int:
         assert self._process.stdout is not None
@@ -154,12 +164,12 @@ class _Worker:
             assert self._process.stdin is not None
             self._process.stdin.write(f"{line}\n".encode())
         except BrokenPipeError:
-            self._ended = True
+            self.ended = True
 
     def answer(self) -> dict[str, bool | None] | None:
         """Its answer, if that is there whole."""
         part = os.read(self.fileno(), 4096)
-        self._ended = self._ended or not part
+        self.ended = self.ended or not part
         self._received += part
         while b"\n" in self._received:
             line, _, self._received = self._received.partition(b"\n")
@@ -171,7 +181,7 @@ class _Worker:
 
     def lost(self) -> bool:
         """Whether no answer will come."""
-        return self._ended or time.monotonic() > self.deadline
+        return self.ended or time.monotonic() > self.deadline
 
     def kill(self) -> None:
         """End the process; a comparison it waits for ends with it."""

@@ -5,6 +5,7 @@ file is drawn again as a whole, so a resumed evaluation has the batches, and on 
 uninterrupted one.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -145,9 +146,15 @@ def _by_model(targets: Sequence[Target]) -> Iterator[tuple[ModelConfig, list[Tar
     """The targets of each base together, the base alone first."""
     groups: dict[str, list[Target]] = {}
     for target in targets:
-        groups.setdefault(target.model.model_dump_json(), []).append(target)
+        groups.setdefault(_loaded_as(target.model), []).append(target)
     for several in groups.values():
         yield several[0].model, sorted(several, key=lambda target: target.adapter is not None)
+
+
+def _loaded_as(model: ModelConfig) -> str:
+    """What makes two targets' bases two: everything but the adapters' own settings."""
+    own = {name for name in ModelConfig.model_fields if name.startswith("lora_")}
+    return json.dumps(model.model_dump(exclude=own | {"adaptation"}) | {"four_bit": model.adaptation == "qlora"})
 
 
 def _sample_all(
@@ -260,10 +267,15 @@ def _finish(
     asked: Evaluation, path: Path, settings: dict[str, Any], samples: SampleFile, spent: dict[str, float]
 ) -> dict[str, Any]:
     cuts, order = asked.profile.cuts, list(settings["targets"])
-    outcomes = [(sample.key, {budget: sample.outcome(budget) for budget in cuts}) for sample in samples]
+    outcomes = [
+        (sample.key, {budget: sample.outcome(budget) for budget in cuts})
+        for sample in samples
+        if sample.target in order and sample.benchmark in settings["benchmarks"]
+    ]
     problems: dict[str, dict[str, None]] = {name: {} for name in settings["benchmarks"]}
     for key, _ in outcomes:
         problems[key.benchmark][key.problem] = None
+    problems |= {benchmark.name: dict.fromkeys(p.id for p in benchmark.problems) for benchmark in asked.benchmarks}
     whole = {name: list(ids) for name, ids in problems.items() if len(ids) == settings["benchmarks"][name]["problems"]}
     found = gather(outcomes, whole, asked.profile.samples)
     ordered = sorted(found, key=lambda place: (list(problems).index(place[1]), place[2], order.index(place[0])))

@@ -102,6 +102,8 @@ _MARKED = re.compile(rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*
 _BARE = re.compile(rf"(.*?[\d}})])\s*((?:sq(?:uare)?\.?\s+|cubic\s+)?[A-Za-z]{{2,}})\.?{_POWER}", re.DOTALL)
 _CJK_UNIT = re.compile(rf"(.*?[\d}})])\s*([{_CJK}]+)", re.DOTALL)
 _DEGREE = re.compile(r"(.*?\S)\s*(?:\^\{?\\circ\}?|\^\{?°\}?|°|\\degree|\\deg)", re.DOTALL)
+_ANGLE_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_PER = re.compile(r"/|\bper\b")
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|€|£|¥|\\pounds|\\euro)\s*(.+)", re.DOTALL)
 
 
@@ -110,6 +112,8 @@ def quantity(text: str) -> Quantity:
     if found := _CURRENCY.fullmatch(text):
         return Quantity(found[1] + quantity(found[3]).value, UNITS["dollar"] if found[2] == "\\$" else UNKNOWN)
     if found := _DEGREE.fullmatch(text):
+        if _ANGLE_FUNCTION.search(text):
+            return Quantity(text, None)
         return Quantity(found[1], UNITS["degree"])
     if (found := _CJK_UNIT.fullmatch(text)) and not set(found[2]) & set(_CJK_NUMERALS):
         return Quantity(found[1], UNITS.get(found[2], UNKNOWN))
@@ -126,6 +130,10 @@ def quantity(text: str) -> Quantity:
 
 def _unit(words: str, power: str | None) -> tuple[Unit | None, int]:
     """The unit that words name, and what they multiply the number by."""
+    if len(rate := _PER.split(words)) == 2 and not power:
+        above, below = (_unit(part, None)[0] for part in rate)
+        if above and below and UNKNOWN not in (above, below):
+            return Unit(f"{above.dimension}/{below.dimension}", above.factor / below.factor), 1
     names = [word.strip(".") for word in re.split(r"[\s~]+", words.lower().strip(" .")) if word]
     exponent = {"2": 2, "3": 3, "²": 2, "³": 3}.get(power or "", 1)
     multiplier = 1

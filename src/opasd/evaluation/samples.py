@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from opasd.evaluation.grading import VERDICTS, Verdict
 from opasd.rollout.engine import FinishReason
 
+_CUT = {"verdict", "answer"}
+
 
 class Key(NamedTuple):
     """Which sample."""
@@ -116,6 +118,9 @@ def _key(line: bytes) -> Key | None:
 def _parsed(line: bytes) -> Sample | None:
     try:
         sample = Sample(**json.loads(line))
-    except (ValueError, TypeError):
+        names = (sample.target, sample.benchmark, sample.problem)
+        whole = all(isinstance(name, str) for name in names) and isinstance(sample.sample, int)
+        whole &= isinstance(sample.ids, list) and all(cut.keys() == _CUT for cut in sample.cuts.values())
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return sample if sample.verdict in VERDICTS else None
+    return sample if whole and sample.verdict in VERDICTS else None

@@ -35,7 +35,7 @@ def maj_at_k(votes: Sequence[int], samples: int, k: int) -> float:
     _check(votes[0], samples, k)
     if sum(votes) > samples:
         raise ValueError(f"{sum(votes)} votes of {samples} samples")
-    return _majority(votes[0], tuple(sorted(votes[1:])), samples - sum(votes), k)
+    return _majorities(votes[0], tuple(sorted(votes[1:])), samples - sum(votes))[k - 1]
 
 
 def votes(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> list[int]:
@@ -45,21 +45,27 @@ def votes(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> list[in
     return [sum(verdict == "correct" for verdict in verdicts), *others.values()]
 
 
-@lru_cache(maxsize=100_000)
-def _majority(right: int, others: tuple[int, ...], silent: int, k: int) -> float:
-    won = Fraction(0)
-    for drawn in range(1, min(right, k) + 1):
+@lru_cache(maxsize=10_000)
+def _majorities(right: int, others: tuple[int, ...], silent: int) -> tuple[float, ...]:
+    """The probability for every k, from 1."""
+    samples = right + sum(others) + silent
+    won: list[Counter[int]] = [Counter() for _ in range(samples + 1)]  # [k]: ways to win, by how many others tie
+    for drawn in range(1, right + 1):
         # ways[r, t]: to draw r of the others with no answer more than `drawn` times and t of them exactly that often
-        ways: Counter[tuple[int, int]] = Counter({(0, 0): 1})
+        ways: Counter[tuple[int, int]] = Counter({(0, 0): comb(right, drawn)})
         for count in others:
             longer: Counter[tuple[int, int]] = Counter()
             for (total, tied), number in ways.items():
-                for more in range(min(count, drawn, k - drawn - total) + 1):
+                for more in range(min(count, drawn) + 1):
                     longer[total + more, tied + (more == drawn)] += number * comb(count, more)
             ways = longer
         for (total, tied), number in ways.items():
-            won += Fraction(number * comb(right, drawn) * comb(silent, k - drawn - total), tied + 1)
-    return float(won / comb(right + sum(others) + silent, k))
+            for quiet in range(silent + 1):
+                won[drawn + total + quiet][tied] += number * comb(silent, quiet)
+    return tuple(
+        float(sum(Fraction(number, tied + 1) for tied, number in won[k].items()) / comb(samples, k))
+        for k in range(1, samples + 1)
+    )
 
 
 def _check(correct: int, samples: int, k: int) -> None:

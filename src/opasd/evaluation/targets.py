@@ -20,6 +20,8 @@ from opasd.recipes.reading import read_yaml
 BASE, LAB = "base", "lab"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _WEIGHTS = (".safetensors", ".bin")
+_DESCRIPTIONS = ("config.json", "adapter_config.json")
+_LAB_FOLDER = ("opasd", "lab", "model")
 _EDGE = 1 << 20
 
 
@@ -47,7 +49,8 @@ class Target:
     def _fingerprint(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for folder in filter(None, (Path(self.model.name_or_path).expanduser(), self.adapter)):
-            files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder.is_dir() else []
+            there = sorted(folder.iterdir()) if folder.is_dir() else []
+            files = [path for path in there if path.suffix in _WEIGHTS or path.name in _DESCRIPTIONS]
             digest.update(repr([(path.name, path.stat().st_size) for path in files]).encode())
             for path in files:
                 with path.open("rb") as file:  # the ends are enough to tell two trainings apart
@@ -134,6 +137,8 @@ def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None
         base = json.loads(described.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{described} cannot be read ({error}); give a whole adapter") from error
+    if base and Path(base).parts[-3:] == _LAB_FOLDER:
+        base = LAB  # a checkpoint names the folder, which is elsewhere on another machine
     if config is None:
         config = ModelConfig(name_or_path=base) if base else model
     if config is None:

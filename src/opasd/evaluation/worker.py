@@ -24,6 +24,8 @@ MEMORY = 2 << 30
 FLOAT_DIGITS = 12
 """Digits to which a decimal must agree with what is no decimal: an approximation is no answer."""
 _RELATIVE = "1e-12"
+_ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,6 +49,8 @@ def _parse(text: str) -> Any:
     normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     text = text.replace("$", "").replace("\\varnothing", "\\emptyset")
+    if _ANGLE_FUNCTION.search(text):
+        text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     found = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return _as_set(found[0], text) if found else None
 

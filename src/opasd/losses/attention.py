@@ -16,8 +16,6 @@ c_j = g_j − Σ_V A^S g on V, 0 elsewhere:      ds_hj = p_hj (c_j − Σ_i p_hi
 Shapes: H query heads, K key heads, T queries, S keys, D head size, J shared positions; C queries of a chunk.
 """
 
-import functools
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -123,7 +121,7 @@ def attention_losses(
                 student, teacher, rollouts, seeds=seeds, weights_T=weights_T, **options
             )  # fmt: skip
             return AttentionLossOutput(loss, *readings_5T.unbind())
-        _say_once(f"the attention loss has no kernel for {reason}; impl: chunked computes it")
+        fused.say_once(f"the attention loss has no kernel for {reason}; impl: chunked computes it")
     device, dtype = student.query_BHND.device, wide(student.query_BHND.dtype)
     alignments = [alignment.to("cpu") for alignment in alignments]
     if weights_T is None:
@@ -171,11 +169,6 @@ def _wants_kernels(impl: Impl, device: torch.device) -> bool:
             "which takes the fastest implementation that can run"
         )
     return fused.available(device)
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    logging.getLogger(__name__).warning(message)
 
 
 def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:

@@ -175,6 +175,8 @@ def _method(
 
         chunk_tokens = chunk_tokens or kernels.default_chunk_tokens(student_hidden_TE, vocabulary, compare.top_k)
         return _Method(kernels.judge, chunk_tokens, dtype)
+    if impl == "auto" and student_hidden_TE.is_cuda:
+        fused.say_once(f"the token loss {refusal} for its kernels; impl: chunked computes it")
     return _Method(_chunk, chunk_tokens or default_chunk_tokens(vocabulary), wide(dtype))
 
 

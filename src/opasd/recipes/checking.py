@@ -92,6 +92,8 @@ def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotat
             inner = as_section(annotation)
             example = f", such as {next(iter(inner.model_fields))}" if inner else ""
             return f"{given}; this is a section: give `key: value` lines under it{example}"
+        case "list_type" | "tuple_type":
+            return f"{given}; give a list such as [a, b]"
         case _:
             message = str(fault["msg"])
             return f"{given}; it must be {message.removeprefix('Input should be ')}"

@@ -17,9 +17,8 @@ from opasd.errors import ConfigError
 from opasd.evaluation.grading import is_correct
 from opasd.prompts import PromptBuilder
 from opasd.recipes import load_recipe
-from opasd.report import viewer
 from opasd.report.attention import Stage, record
-from opasd.report.page import GENERATOR, Page
+from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
 from opasd.rollout import Rollout
 from opasd.rollout.engine import derive_seed
@@ -205,13 +204,8 @@ def _check_target(target: Path) -> None:
 
 
 def _write(target: Path, subject: Subject, numbers: Sequence[int], records: Sequence[dict[str, Any]]) -> None:
-    page = Page(
-        f"Where {subject.name} looks",
-        f"{subject.config.model.name_or_path} · the last layers' attention, averaged over heads",
-    )
-    page.use_viewer()
-    page.data("attention-data", list(records))
-    page.section("viewer-section", "", viewer.SHELL, viewer.ABOUT)
+    about = f"{subject.config.model.name_or_path} · the last layers' attention, averaged over heads"
+    page = viewer_page(f"Where {subject.name} looks", about, records)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page.html(), encoding="utf-8", errors="replace")

@@ -10,13 +10,17 @@ from html import escape
 from typing import Any
 
 from opasd.report.figures import Figure, Series, formatter
-from opasd.report.numbers import short
+from opasd.report.numbers import labels
 from opasd.report.palette import CHART_STYLE, COLOURS, LIGHT, resolved
 from opasd.report.text import printable, safe, shortened
 
 WIDTH, PLOT_HEIGHT = 560, 236
 LEFT, RIGHT, BOTTOM = 52, 18, 46
-LEGEND_ROW = 20
+TOP = 22
+"""Above the plot, for the name of what is up."""
+LEGEND_ROW, CLOSE_ROW = 20, 17
+"""Height of a legend's row, and of one among many."""
+LONGEST_NAME = 34
 TITLE = 36
 """Height of the title that a standalone picture carries."""
 MAX_POINTS = 1200
@@ -47,7 +51,7 @@ def svg(figure: Figure, *, standalone: bool = False) -> str:
     """The picture; standalone ones carry title, background and style."""
     figure = _finite(figure)
     legend, legend_height = _legend(figure)
-    top = 16 + legend_height + (TITLE if standalone else 0)
+    top = TOP + legend_height + (TITLE if standalone else 0)
     frame = _frame(figure, top)
     height = round(frame.bottom + BOTTOM)
     name = safe(f"{figure.title}: {figure.y_label} by {figure.x_label}")
@@ -70,7 +74,7 @@ def svg(figure: Figure, *, standalone: bool = False) -> str:
 def hover(figure: Figure) -> dict[str, Any]:
     """What the page's script needs of the figure: its plot, its scales, its points."""
     figure = _finite(figure)
-    frame = _frame(figure, 16 + _legend(figure)[1])
+    frame = _frame(figure, TOP + _legend(figure)[1])
     return {
         "id": figure.id,
         "kind": figure.kind,
@@ -84,7 +88,6 @@ def hover(figure: Figure) -> dict[str, Any]:
         "series": [
             {
                 "n": printable(series.name),
-                "c": series.run % COLOURS,
                 "r": series.run,
                 "p": [[_compact(x), _compact(y)] for x, y in series.points],
                 **({"f": 1} if series.faint else {}),
@@ -100,13 +103,15 @@ def hover(figure: Figure) -> dict[str, Any]:
     }
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers within the range, about `count` of them."""
+def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers within the range, about `count` of them; whole ones if asked for."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return [low]
     step = 10.0 ** math.floor(math.log10(span / count))
-    step *= next(factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= count + 0.5)
+    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step *= next(factor for factor in factors if span / (step * factor) <= count + 0.5)
+    step = max(step, 1.0) if whole else step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [0.0 if index == 0 else index * step for index in range(first, last + 1)]
 
@@ -161,12 +166,12 @@ def _padded(low: float, high: float, share: float) -> tuple[float, float]:
 
 
 def _axes(figure: Figure, frame: _Frame) -> str:
-    show = (lambda value: f"{100 * value:.3g} %") if figure.percent else short
     parts = []
-    for value in ticks(*frame.y):
+    marks = ticks(*frame.y)
+    for value, text in zip(marks, labels(marks, percent=figure.percent), strict=True):
         y = frame.down(value)
         parts.append(f'<line class="grid" x1="{frame.left:g}" y1="{y:.1f}" x2="{frame.right:g}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{frame.left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(show(value))}</text>')
+        parts.append(f'<text x="{frame.left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     base = frame.down(0) if figure.kind == "bar" and frame.y[0] < 0 < frame.y[1] else frame.bottom
     parts.append(f'<line class="axis" x1="{frame.left:g}" y1="{base:.1f}" x2="{frame.right:g}" y2="{base:.1f}"/>')
     if figure.categories:
@@ -177,16 +182,16 @@ def _axes(figure: Figure, frame: _Frame) -> str:
                 f'<text x="{frame.across(place):.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>'
             )
     else:
-        for value in ticks(*frame.x, 7):
+        whole = all(float(x).is_integer() for series in figure.series for x, _ in series.points)
+        marks = ticks(*frame.x, 7, whole=whole)
+        for value, text in zip(marks, labels(marks), strict=True):
             x = frame.across(value)
-            parts.append(
-                f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{escape(short(value))}</text>'
-            )
+            parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{escape(text)}</text>')
     middle = (frame.left + frame.right) / 2
     label = "" if figure.categories else safe(shortened(figure.x_label, 70))
     parts.append(f'<text x="{middle:g}" y="{frame.bottom + 38:.1f}" text-anchor="middle">{label}</text>')
     shown = safe(shortened(figure.y_label, 60))
-    parts.append(f'<text x="16" y="{frame.top - 8:.1f}">{shown}</text>')
+    parts.append(f'<text x="16" y="{frame.top - 13:.1f}">{shown}</text>')
     return "".join(parts)
 
 
@@ -195,12 +200,16 @@ def _legend(figure: Figure) -> tuple[str, float]:
     names: dict[tuple[str, int], None] = dict.fromkeys(
         (series.name, series.run) for series in figure.series if series.points and not series.faint
     )
+    texts = [printable(shortened(name, LONGEST_NAME)) for name in own_parts([name for name, _ in names])]
+    widths = [26 + _CHARACTER * len(text) + 14 for text in texts]
+    many = len(names) > COLOURS
+    if many:
+        widths = [max(widths)] * len(widths)
+    row = CLOSE_ROW if many else LEGEND_ROW
     parts, x, y = [], 16.0, 14.0
-    for name, run in names:
-        text = printable(shortened(name, 34))
-        width = 26 + _CHARACTER * len(text) + 14
+    for (name, run), text, width in zip(names, texts, widths, strict=True):
         if x > 16 and x + width > WIDTH:
-            x, y = 16.0, y + LEGEND_ROW
+            x, y = 16.0, y + row
         colour = run % COLOURS
         sample = (
             f'<path class="curve k{colour}{_dash(run)}" d="M{x:.0f} {y - 4:.0f}h18"/>'
@@ -215,13 +224,27 @@ def _legend(figure: Figure) -> tuple[str, float]:
     return "".join(parts), y + 12 if parts else 8.0
 
 
+def own_parts(names: Sequence[str]) -> Sequence[str]:
+    """Of many or long names what they do not all begin with, so that what is shown tells them apart."""
+    if len(names) < 2 or (len(names) <= COLOURS and max(map(len, names)) <= LONGEST_NAME):
+        return names
+    places = enumerate(zip(*names, strict=False))
+    shared = next((at for at, found in places if len({*found}) > 1), min(map(len, names)))
+    cut = max(names[0].rfind(separator, 0, shared) for separator in "-_/ ") + 1
+    return names if any(len(name) == cut for name in names) else [name[cut:] for name in names]
+
+
 def _lines(figure: Figure, frame: _Frame) -> str:
     parts = []
+    # Raw values and bands of many runs would hide the curves.
+    many = len({series.run for series in figure.series}) > COLOURS
     for series in sorted(figure.series, key=lambda one: not one.faint):
+        if many and series.faint:
+            continue
         colour, dash = series.run % COLOURS, _dash(series.run)
         places = [(frame.across(x), frame.down(y)) for x, y in series.points]
         inner = ""
-        if series.low:
+        if series.low and not many:
             edge = [(x, frame.down(v)) for (x, _), v in zip(places, series.low, strict=True) if _drawable(v)]
             back = [(x, frame.down(v)) for (x, _), v in zip(places, series.high, strict=True) if _drawable(v)][::-1]
             inner += f'<polygon class="band f{colour}" points="{_join([*edge, *back])}"/>'
@@ -237,8 +260,9 @@ def _bars(figure: Figure, frame: _Frame) -> str:
     shown = [series for series in figure.series if series.points]
     group = (frame.right - frame.left) / max(len(figure.categories), 1)
     width = min(group * 0.8 / max(len(shown), 1), 54)
-    total = sum(len(series.points) for series in shown)
     value_of = formatter(figure)
+    texts = [[f"{100 * y:.1f} %" if figure.percent else f"{y:.3g}" for _, y in series.points] for series in shown]
+    fits = _CHARACTER * max((len(text) for several in texts for text in several), default=0) <= width + 8
     zero = frame.down(min(max(0.0, frame.y[0]), frame.y[1]))
     parts = []
     for place, series in enumerate(shown):
@@ -253,9 +277,9 @@ def _bars(figure: Figure, frame: _Frame) -> str:
             if series.low:
                 middle, low, high = left + width / 2, frame.down(series.low[index]), frame.down(series.high[index])
                 inner += f'<line class="whisker" x1="{middle:.1f}" y1="{low:.1f}" x2="{middle:.1f}" y2="{high:.1f}"/>'
-            elif total <= 14:
+            elif fits:
                 above = end - 5 if y >= 0 else end + 14
-                text = escape(f"{100 * y:.1f} %" if figure.percent else f"{y:.3g}")
+                text = escape(texts[place][index])
                 inner += f'<text x="{left + width / 2:.1f}" y="{above:.1f}" text-anchor="middle">{text}</text>'
         inner += (
             f"<title>{safe(series.name)}: {escape(value_of(series.points[0][1]))}</title>"
@@ -305,4 +329,4 @@ def _dash(run: int) -> str:
 
 
 def _compact(value: float) -> float:
-    return float(f"{value:.6g}")
+    return float(f"{value:.12g}")

@@ -20,6 +20,7 @@ from opasd.analysis.markers import Counted, count_markers
 from opasd.analysis.spending import Spending, spending
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.reading import read_yaml
+from opasd.report.viewer import is_record
 from opasd.run import RunFolder
 
 State = Literal["finished", "running", "stopped", "evaluated"]
@@ -162,19 +163,26 @@ def read_run(path: Path) -> Run:
     _read_config(run)
     run.environment = _object(path / "environment.json", run, "the environment is not known")
     run.rows = list(_rows(path / "metrics.jsonl", run, "there are no curves"))
-    run.samples = [
-        sample
-        for row in _rows(path / "samples.jsonl", run, "there are no samples")
-        if (sample := _sample(row, ROLLOUT)) is not None
-    ]
+    _note_odd_numbers(run)
+    read = [_sample(row, ROLLOUT) for row in _rows(path / "samples.jsonl", run, "there are no samples")]
+    run.samples = [sample for sample in read if sample is not None]
+    if without := len(read) - len(run.samples):
+        run.notes.append(f"samples.jsonl: {without} rows without a completion are left out")
     for record in sorted((path / "attention").glob("*.json")):
         if found := _object(record, run, "one attention record is left out"):
-            run.attention.append(found)
+            if is_record(found):
+                run.attention.append(found)
+            else:
+                run.notes.append(f"{record.name} is damaged or of another version: one attention record is left out")
     for copy in sorted((path / "evaluations").glob("*.json")):
         whole = _object(copy, run, "one evaluation is left out")
-        for target, about in _targets(whole).items():
-            if _same_folder(about.get("run"), path):
-                run.results += _results(whole, target)
+        targets = _targets(whole)
+        # The copy is the run's own, wherever the run has been moved since.
+        own = [name for name, about in targets.items() if same_folder(about.get("run"), path)] or [
+            name for name, about in targets.items() if str(about.get("run")).rstrip("/").endswith(f"/{run.name}")
+        ]
+        for target in own:
+            run.results += _results(whole, target, run, copy.name)
     _find_state(run)
     return run
 
@@ -188,7 +196,7 @@ def read_evaluation(path: Path) -> list[Run]:
     for name, about in (_targets(evaluation) or _targets(settings)).items():
         folder = Path(str(about["run"])) if about.get("run") else path
         models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
-        models[name].results = _results(evaluation, name)
+        models[name].results = _results(evaluation, name, whole, "evaluation.json")
     asked = {
         (str(row.get("benchmark")), str(row.get("problem"))): row
         for row in _rows(path / "problems.jsonl", whole, "questions are shown by their names")
@@ -233,7 +241,7 @@ def _attach(runs: list[Run], answered: Run) -> None:
     same = [
         run
         for run in runs
-        if (run.state != "evaluated" and _same_folder(answered.origin, run.path))
+        if (run.state != "evaluated" and same_folder(answered.origin, run.path))
         or (run.state == answered.state and (run.name, run.origin) == (answered.name, answered.origin))
     ]
     if not same:
@@ -246,8 +254,18 @@ def _attach(runs: list[Run], answered: Run) -> None:
     run.notes += answered.notes
 
 
-def _same_folder(origin: Any, path: Path) -> bool:
-    return bool(origin) and Path(str(origin)).expanduser().resolve() == path.resolve()
+def same_folder(origin: Any, path: Path) -> bool:
+    """Whether a folder on record is this one; a relative one may be relative to where someone was then."""
+    if not origin or not isinstance(origin, str):
+        return False
+    recorded, here = Path(origin), path.resolve()
+    try:
+        if recorded.expanduser().resolve() == here:
+            return True
+    except (OSError, ValueError, RuntimeError):
+        return False
+    parts = recorded.parts
+    return not recorded.is_absolute() and ".." not in parts and here.parts[-len(parts) :] == parts
 
 
 def _targets(evaluation: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -256,10 +274,10 @@ def _targets(evaluation: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {str(name): about if isinstance(about, dict) else {} for name, about in found}
 
 
-def _results(evaluation: dict[str, Any], target: str) -> list[Result]:
-    """The target's results; one that is not whole is left out."""
+def _results(evaluation: dict[str, Any], target: str, run: Run, file: str) -> list[Result]:
+    """The target's results; one that is not whole is left out and noted."""
     rows = evaluation.get("results")
-    found = []
+    found, damaged = [], 0
     for row in rows if isinstance(rows, list) else ():
         try:
             if row["target"] == target:
@@ -280,7 +298,9 @@ def _results(evaluation: dict[str, Any], target: str) -> list[Result]:
                     )
                 )
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
-            continue
+            damaged += 1
+    if damaged:
+        run.notes.append(f"{file}: {damaged} damaged results are left out")
     return found
 
 
@@ -325,6 +345,24 @@ def _find_state(run: Run) -> None:
         run.notes.append(f"not finished: {of}, and no `final` folder")
     if run.state == "finished" and asked and run.rows and done < asked:
         run.notes.append(f"metrics.jsonl ends at {of}: the curves are not whole")
+
+
+def _note_odd_numbers(run: Run) -> None:
+    """Say which values are left out for being no number, such as the NaN of a run that went astray."""
+    odd = [
+        (name, number(row.get("step")))
+        for row in run.rows
+        for name, value in row.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and number(value) is None
+    ]
+    if odd:
+        names = sorted({name for name, _ in odd})
+        named = ", ".join(name[:60] for name in names[:_MAX_ROWS_NAMED]) + (
+            ", …" if len(names) > _MAX_ROWS_NAMED else ""
+        )
+        steps = [step for _, step in odd if step is not None]
+        first = f", first at step {min(steps):.0f}" if steps else ""
+        run.notes.append(f"metrics.jsonl: {len(odd)} values that are no usable numbers are left out ({named}){first}")
 
 
 def _in_use(path: Path) -> bool:

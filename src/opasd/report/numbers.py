@@ -1,7 +1,9 @@
 """Numbers as people read them: rounded half away from zero in decimal, a real minus sign, units that fit."""
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from itertools import pairwise
 
 MINUS = "−"
 
@@ -31,6 +33,21 @@ def short(value: float | None) -> str:
             return f"{value / scale:.3g}{unit}".replace("-", MINUS)
     text = f"{value:.3g}" if size < 1e3 or size >= 1e15 else f"{value:.0f}"
     return text.replace("e-0", "e-").replace("e+0", "e+").replace("-", MINUS)
+
+
+def labels(values: Sequence[float], *, percent: bool = False) -> list[str]:
+    """The marks of one axis, in one unit and with as many decimals as tell exactly where they are."""
+    largest = max(map(abs, values), default=0.0)
+    if not percent and not 1e-3 <= largest < 1e15:
+        return [short(value) for value in values]
+    units = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "K"), (0.0, 1.0, ""))
+    scale, unit = next((scale, name) for limit, scale, name in units if largest >= limit)
+    if percent:
+        scale, unit = 0.01, " %"
+    scaled = [value / scale for value in values]
+    fine = 1e-4 * min((abs(b - a) for a, b in pairwise(scaled)), default=largest / scale)
+    decimals = next((d for d in range(7) if all(abs(value - round(value, d)) <= fine for value in scaled)), 7)
+    return [f"{fixed(value, decimals)}{unit}" if value else f"0{unit if percent else ''}" for value in scaled]
 
 
 def percent(value: float | None, digits: int = 1) -> str:

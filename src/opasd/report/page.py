@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from opasd.report.charts import hover, svg
+from opasd.report import viewer
+from opasd.report.charts import hover, own_parts, svg
 from opasd.report.figures import Figure
-from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, declarations
+from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, declarations, dot
 from opasd.report.tables import Table, to_csv, to_html, to_latex, to_markdown
 from opasd.report.text import digest, embedded, safe
 
@@ -91,7 +92,8 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta name="generator" content="{GENERATOR}"><title>{title}</title><style>{style}</style></head><body>'
             f'<header class="top"><div><span class="brand">opasd</span><nav aria-label="Sections">{links}</nav>'
-            f'<button type="button" class="tool" id="theme">◐ auto</button>{self._chips()}</div></header>'
+            '<button type="button" class="tool" id="theme" title="Light, dark, or as the system has it">◐ auto</button>'
+            f"{self._chips()}</div></header>"
             f'<main><h1>{title}</h1><p class="soft">{safe(self.subtitle)}</p>{body}'
             "<footer>Self-contained: nothing is loaded from anywhere. Made with <code>opasd</code>.</footer></main>"
             f"{blocks}{''.join(f'<script>{one}</script>' for one in scripts)}</body></html>\n"
@@ -113,14 +115,15 @@ class Page:
         if len(self.runs) < 2:
             return ""
         chips = "".join(
-            f'<button type="button" class="chip" data-run="{number}" aria-pressed="true">'
-            f'<i class="dot c{number % COLOURS}"></i><bdi>{safe(name)}</bdi></button>'
-            for number, name in enumerate(self.runs)
+            f'<button type="button" class="chip" data-run="{number}" aria-pressed="true" title="{safe(name)}">'
+            f'<i class="{dot(number)}"></i><bdi>{safe(part)}</bdi></button>'
+            for number, (name, part) in enumerate(zip(self.runs, own_parts(self.runs), strict=True))
         )
-        return f'<div class="chips" role="group" aria-label="Runs shown">{chips}</div>'
+        every = '<button type="button" class="tool" id="every-run">hide all</button>' if len(self.runs) > 2 else ""
+        return f'<div class="chips" role="group" aria-label="Runs shown">{every}{chips}</div>'
 
     def _style(self) -> str:
-        dots = "".join(f".dot.c{n}{{background:var(--run{n})}}" for n in range(COLOURS))
+        dots = "".join(f".dot.c{n}{{--dot:var(--run{n})}}" for n in range(COLOURS))
         dark = declarations(DARK)
         return (
             f":root{{color-scheme:light dark;{declarations(LIGHT)}}}"
@@ -143,3 +146,12 @@ def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
 
 def paragraph(text: str) -> str:
     return f'<p class="soft">{safe(text)}</p>'
+
+
+def viewer_page(title: str, subtitle: str, records: Sequence[Mapping[str, Any]]) -> Page:
+    """A page with the attention viewer and nothing else."""
+    page = Page(title, subtitle)
+    page.use_viewer()
+    page.data("attention-data", list(records))
+    page.section("viewer-section", "", viewer.SHELL, viewer.ABOUT)
+    return page

@@ -1,7 +1,7 @@
 """The colours, once: for the page in light and dark, and for pictures that leave it.
 
 Eight colours for runs, after Okabe and Ito's set that colour-blind readers tell apart, darkened or lightened to stand
-out from the page. A picture beyond eight runs adds dashes.
+out from the page. Beyond eight runs curves are dashed and marks have other shapes.
 """
 
 import re
@@ -10,7 +10,7 @@ LIGHT = {
     "back": "#ffffff", "card": "#f7f8fa", "raised": "#ffffff", "ink": "#16181d", "soft": "#5b6270", "line": "#e1e4ea",
     "strong": "#c3c9d4", "accent": "#2456d6", "good": "#0a7a4b", "bad": "#b4231a", "warn": "#8a5a00",
     "goodback": "#e4f5ec", "badback": "#fdeae8", "warnback": "#fff4dc", "accentback": "#e8eefc",
-    "run0": "#2b6cd4", "run1": "#d1590a", "run2": "#0f8a62", "run3": "#b0468f", "run4": "#a97800", "run5": "#3aa0d8",
+    "run0": "#2b6cd4", "run1": "#d1590a", "run2": "#0f8a62", "run3": "#b0468f", "run4": "#a97800", "run5": "#2f93cc",
     "run6": "#6b6f7a", "run7": "#7a4fc9", "teacher": "194 84 14", "projected": "124 74 201", "student": "30 100 214",
 }  # fmt: skip
 DARK = {
@@ -21,6 +21,13 @@ DARK = {
     "run6": "#a5abb8", "run7": "#b79bff", "teacher": "255 148 77", "projected": "183 155 255", "student": "102 160 255",
 }  # fmt: skip
 COLOURS = 8
+SHAPES = 4
+
+
+def dot(run: int) -> str:
+    """The classes of a run's mark: its colour, and a shape of its own for each round of the colours."""
+    return f"dot c{run % COLOURS}" + (f" g{min(run // COLOURS, SHAPES - 1)}" if run >= COLOURS else "")
+
 
 CHART_STYLE = (
     "".join(f".k{n}{{stroke:var(--run{n})}}.f{n}{{fill:var(--run{n})}}" for n in range(COLOURS))

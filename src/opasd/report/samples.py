@@ -8,8 +8,8 @@ from opasd.analysis.compare import Contrast, Reply, contrast, reasoning_steps
 from opasd.report.folders import ROLLOUT, Run, Sample
 from opasd.report.numbers import fixed
 from opasd.report.page import Page, paragraph
-from opasd.report.palette import COLOURS
-from opasd.report.text import printable, safe, shortened
+from opasd.report.palette import dot
+from opasd.report.text import embedded, printable, safe, shortened
 
 PAGE_BYTES = 6_000_000
 """Of samples in the report's own page."""
@@ -69,14 +69,18 @@ def side_page(title: str, data: dict[str, Any], place: int, count: int) -> str:
 
 
 def comparisons(runs: Sequence[Run]) -> tuple[str, int]:
-    """Problems that several runs answered, the answers side by side, those first that differ in their verdict."""
+    """Problems that several runs answered, the answers side by side, those first that differ in their verdict; of
+    several samples the one that says most."""
     answered: dict[tuple[Any, ...], dict[int, Sample]] = {}
     for number, run in enumerate(runs):
         for sample in run.samples:
             answered.setdefault(sample.key, {}).setdefault(number, sample)
-    several = [group for group in answered.values() if len(group) > 1 and len({one.text for one in group.values()}) > 1]
-    ordered = sorted(several, key=_interest, reverse=True)
-    return "".join(_comparison(runs, group, place < 2) for place, group in enumerate(ordered[:COMPARED])), len(several)
+    telling: dict[tuple[Any, ...], dict[int, Sample]] = {}
+    for (*problem, _), group in answered.items():
+        if len(group) > 1 and len({one.text for one in group.values()}) > 1:
+            telling[tuple(problem)] = max(telling.get(tuple(problem), group), group, key=_interest)
+    ordered = sorted(telling.values(), key=_interest, reverse=True)
+    return "".join(_comparison(runs, group, place < 2) for place, group in enumerate(ordered[:COMPARED])), len(ordered)
 
 
 def _interest(group: dict[int, Sample]) -> tuple[bool, bool, int, int]:
@@ -129,7 +133,7 @@ def _card(name: str, run: int, sample: Sample, found: Contrast | None, own: Cont
         facts.append("says the same" if found.divergence is None else f"parts at step {found.divergence.step + 1}")
     part = (found or own or Contrast(None, 0, {}, "")).divergence
     return (
-        f'<div class="run{run}"><div class="line"><b><i class="dot c{run % COLOURS}"></i><bdi>{safe(name)}</bdi></b>'
+        f'<div class="run{run}"><div class="line"><b><i class="{dot(run)}"></i><bdi>{safe(name)}</bdi></b>'
         f'{shown}</div><div class="soft small">{safe(", ".join(facts))}</div>'
         f"{_marked(sample.text, part and part.second)}</div>"
     )
@@ -176,11 +180,17 @@ def _parts(everything: Sequence[Numbered], limit: int) -> Iterator[list[Numbered
 
 
 def _cost(sample: Sample, limit: int) -> int:
-    """Bytes in the page, about: characters outside ASCII count as three; the question is often shared."""
-    text = sample.text[:limit]
-    wide = 0 if text.isascii() else sum(character > "\x7f" for character in text)
-    escapes = text.count("\n") + text.count('"') + text.count("\\") + 5 * sum(map(text.count, "<>&"))
-    return len(text) + 2 * wide + escapes + len(sample.question) // 2 + 60
+    """Bytes in the page at most: a question that samples share is there once."""
+    return len(embedded([*_asked(sample), *_said(sample, limit)]).encode()) + 40
+
+
+def _asked(sample: Sample) -> tuple[str, str]:
+    named = sample.question or (sample.problem if sample.dataset != ROLLOUT else "")
+    return printable(shortened(named, LONGEST)), printable(shortened(sample.answer, 1000))
+
+
+def _said(sample: Sample, limit: int) -> tuple[str, str]:
+    return printable(shortened(sample.text, limit)), printable(shortened(sample.found, 400))
 
 
 def _data(runs: Sequence[Run], chosen: Sequence[Numbered], longest: int) -> dict[str, Any]:
@@ -188,26 +198,24 @@ def _data(runs: Sequence[Run], chosen: Sequence[Numbered], longest: int) -> dict
     questions: dict[tuple[str, str], int] = {}
     rows = []
     for number, sample in chosen:
-        named = sample.question or (sample.problem if sample.dataset != ROLLOUT else "")
-        asked = (printable(shortened(named, LONGEST)), printable(shortened(sample.answer, 1000)))
+        text, found = _said(sample, longest)
         rows.append(
             [
                 number,
                 sets.setdefault(sample.dataset, len(sets)),
                 sample.step,
-                questions.setdefault(asked, len(questions)),
+                questions.setdefault(_asked(sample), len(questions)),
                 sample.number,
                 -1 if sample.correct is None else int(sample.correct),
                 int(sample.truncated),
                 sample.tokens,
-                printable(shortened(sample.text, longest)),
+                text,
                 max(0, len(sample.text) - longest),
-                printable(shortened(sample.found, 400)),
+                found,
             ]
         )
     return {
         "runs": [printable(run.name) for run in runs],
-        "colours": [number % COLOURS for number in range(len(runs))],
         "sets": [printable(name) for name in sets],
         "questions": [list(asked) for asked in questions],
         "rows": rows,

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from opasd.analysis.curves import Point, ends
+from opasd.analysis.curves import Point, ends, number
 from opasd.analysis.markers import density
 from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.statistics import Estimate, estimate, paired_difference
-from opasd.report.figures import Figure, Series
+from opasd.report.figures import Figure, Series, telling_measures
 from opasd.report.folders import Run, Sample
 from opasd.report.numbers import MINUS, duration, fixed, percent, short, size
 from opasd.report.tables import Cell, Table
@@ -18,18 +18,13 @@ LAST = 0.2
 """The share of a run's steps that its final rollout figures are means over."""
 _SAME_EXPERIMENT = {("name",), ("output_dir",), ("train", "seed")}
 _FLAT = "."
+_ABREAST = 6
+"""More runs than these have a row each in the table of settings, not a column."""
 
 
 def results(runs: Sequence[Run]) -> Table:
     """One row for each run: what it reached, with intervals."""
     evaluated = evaluated_sets(runs)
-    validated = dict.fromkeys(
-        (name, measure)
-        for run in runs
-        for name, measures in run.validation.items()
-        for measure in measures
-        if "@" in measure
-    )
     scores = {name: _scores(runs, name) for name in evaluated}
     columns: list[tuple[str, list[Cell]]] = [
         ("method", [Cell(run.method) for run in runs]),
@@ -41,7 +36,7 @@ def results(runs: Sequence[Run]) -> Table:
         columns.append((f"{name}, %", list(map(_estimate, found))))
         if sum(one is not None for one in scores[name]) > 1:
             columns.append((f"{name} against first", _differences(scores[name])))
-    for name, measure in validated:
+    for name, measure in _validated(runs):
         curves = [run.validation.get(name, {}).get(measure) for run in runs]
         columns.append((f"{name} {_capital(measure)}, first → last, %", [_first_to_last(points) for points in curves]))
     columns += [
@@ -62,14 +57,14 @@ def results(runs: Sequence[Run]) -> Table:
 
 def evaluations(runs: Sequence[Run]) -> Table | None:
     """Every result of an evaluation: Avg@n, Pass@n, Maj@n, length and truncation, by benchmark and budget."""
-    found = [(number, result) for number, run in enumerate(runs) for result in run.results]
+    found = [(place, result) for place, run in enumerate(runs) for result in run.results]
     if not found:
         return None
     found.sort(key=lambda one: (one[1].benchmark, one[1].budget, one[0]))
     rows: list[list[Cell]] = []
     owners: list[int | None] = []
     group = None
-    for number, result in found:
+    for place, result in found:
         heading = f"{result.benchmark}, up to {result.budget:,} tokens, {result.samples} samples a problem"
         if heading != group:
             rows.append([Cell(heading)])
@@ -78,7 +73,7 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
         several = result.samples > 1
         rows.append(
             [
-                Cell(runs[number].name),
+                Cell(runs[place].name),
                 _interval(result.avg),
                 _interval(result.passed.get(result.samples)) if several else Cell("–"),
                 _interval(result.majority.get(result.samples)) if several else Cell("–"),
@@ -86,7 +81,7 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
                 Cell(percent(result.truncated[0]), result.truncated[0]),
             ]
         )
-        owners.append(number)
+        owners.append(place)
     note = "In per cent. In brackets: 95 % intervals by bootstrap over problems. n is the number of samples."
     header = ["model", "Avg@n", "Pass@n", "Maj@n", "tokens", "truncated"]
     return Table("evaluations", "Evaluations", header, rows, note, runs=owners)
@@ -126,28 +121,24 @@ def costs(runs: Sequence[Run]) -> Table | None:
 def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
     """Runs of one configuration that differ in their seed alone."""
     groups: defaultdict[str, list[int]] = defaultdict(list)
-    for number, run in enumerate(runs):
+    for place, run in enumerate(runs):
         if run.config and run.steps:
             settings = {path: value for path, value in flat(run.config).items() if path not in _SAME_EXPERIMENT}
-            groups[repr(sorted(settings.items(), key=repr))].append(number)
+            groups[repr(sorted(settings.items(), key=repr))].append(place)
+    for members in groups.values():
+        members.sort(key=lambda member: number(runs[member].setting("train", "seed")) or 0.0)
     return [
-        members for members in groups.values() if len({runs[n].setting("train", "seed") for n in members} - {None}) > 1
+        members for members in groups.values() if len({repr(runs[n].setting("train", "seed")) for n in members}) > 1
     ]
 
 
 def seeds(runs: Sequence[Run], members: Sequence[int], place: int) -> Table:
     """The runs of one experiment, then mean, sample standard deviation and 95 % interval over them."""
-    chosen = [runs[number] for number in members]
+    chosen = [runs[member] for member in members]
     measures: dict[str, list[float | None]] = {}
     for name in evaluated_sets(chosen):
         measures[f"{name}, %"] = [_mean(one, 100) for one in _scores(chosen, name)]
-    for name, measure in dict.fromkeys(
-        (name, measure)
-        for run in chosen
-        for name, found in run.validation.items()
-        for measure in found
-        if "@" in measure
-    ):
+    for name, measure in _validated(chosen):
         measures[f"{name} {_capital(measure)}, %"] = [
             _last(run.validation.get(name, {}).get(measure), 100) for run in chosen
         ]
@@ -194,15 +185,9 @@ def summary_table(
 
 def seed_figures(runs: Sequence[Run], members: Sequence[int], place: int) -> list[Figure]:
     """The mean over seeds of each validation accuracy, with the range over the seeds as a band."""
-    chosen = [runs[number] for number in members]
+    chosen = [runs[member] for member in members]
     figures = []
-    for name, measure in dict.fromkeys(
-        (name, measure)
-        for run in chosen
-        for name, found in run.validation.items()
-        for measure in found
-        if "@" in measure
-    ):
+    for name, measure in _validated(chosen):
         curves = [dict(run.validation.get(name, {}).get(measure, [])) for run in chosen]
         steps = sorted(set.intersection(*map(set, curves)))
         if len(steps) < 2:
@@ -224,20 +209,22 @@ def seed_figures(runs: Sequence[Run], members: Sequence[int], place: int) -> lis
 
 def settings_that_differ(runs: Sequence[Run]) -> Table | None:
     """The configuration's fields in which the runs differ."""
-    known = [(number, run) for number, run in enumerate(runs) if run.config]
+    known = [(place, run) for place, run in enumerate(runs) if run.config]
     if len(known) < 2:
         return None
     flats = [flat(run.config) for _, run in known]
     paths = dict.fromkeys(path for one in flats for path in one if path not in (("name",), ("output_dir",)))
-    rows = []
-    for path in paths:
-        values = [one.get(path) for one in flats]
-        if any(value != values[0] for value in values):
-            rows.append([Cell(_FLAT.join(path)), *(Cell(_shown(value), wraps=True) for value in values)])
-    if not rows:
+    differing = [path for path in paths if any(one.get(path) != flats[0].get(path) for one in flats)]
+    if not differing:
         return None
-    header = ["setting", *(run.name for _, run in known)]
-    return Table("settings", "Settings that differ", header, rows, "Every other field is the same in all runs.")
+    names, note = list(map(_FLAT.join, differing)), "Every other field is the same in all runs."
+    columns = [[Cell(_shown(one.get(path)), wraps=True) for path in differing] for one in flats]
+    if len(known) > _ABREAST:
+        rows = [[Cell(run.name), *column] for (_, run), column in zip(known, columns, strict=True)]
+        places = [place for place, _ in known]
+        return Table("settings", "Settings that differ", ["run", *names], rows, note, runs=places)
+    rows = [[Cell(name), *row] for name, *row in zip(names, *columns, strict=True)]
+    return Table("settings", "Settings that differ", ["setting", *(run.name for _, run in known)], rows, note)
 
 
 def flat(config: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -245,6 +232,12 @@ def flat(config: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     if isinstance(config, dict) and config:
         return {inner: leaf for key, value in config.items() for inner, leaf in flat(value, (*path, str(key))).items()}
     return {path: config}
+
+
+def _validated(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Validation sets and their accuracies; Pass@1 is Avg@k."""
+    sets = dict.fromkeys(name for run in runs for name in run.validation)
+    return [(name, m) for name in sets for m in telling_measures(runs, name) if "@" in m and m != "pass@1"]
 
 
 def _scores(runs: Sequence[Run], dataset: str) -> list[dict[str, float] | None]:
@@ -347,7 +340,7 @@ def _markers(run: Run) -> Cell:
 
 
 def _plain(value: Any) -> Cell:
-    return Cell("" if value is None else _shown(value), float(value) if isinstance(value, int | float) else None)
+    return Cell("" if value is None else _shown(value), number(value))
 
 
 def _shown(value: Any) -> str:
@@ -407,4 +400,5 @@ def alignment_note(run: Run) -> str | None:
     found = ends(points, window)
     if found is None or len(points) < 2:
         return None
-    return f"{run.name}: {found[0]:.4f} over the first {window} steps, {found[1]:.4f} over the last {window}"
+    first, last = ("first step", "last") if window == 1 else (f"first {window} steps", f"last {window}")
+    return f"{run.name}: {found[0]:.4f} over the {first}, {found[1]:.4f} over the {last}"

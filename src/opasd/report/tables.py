@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from opasd.report.palette import COLOURS
-from opasd.report.text import printable, safe
+from opasd.report.palette import dot
+from opasd.report.text import no_formula, printable, safe
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ def to_csv(table: Table) -> str:
     grouped = any(len(row) == 1 for row in table.rows)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*(["group"] if grouped else []), *map(_safe, table.header)])
+    writer.writerow([*(["group"] if grouped else []), *map(no_formula, table.header)])
     group = ""
     for row in table.rows:
         if len(row) == 1:
             group = row[0].text
         else:
-            writer.writerow([*([_safe(group)] if grouped else []), *(_safe(cell.text) for cell in row)])
+            writer.writerow([*([no_formula(group)] if grouped else []), *(no_formula(cell.text) for cell in row)])
     return out.getvalue()
 
 
@@ -90,7 +90,9 @@ def to_latex(table: Table) -> str:
             lines.append(r"\midrule")
         indent = r"\quad " if grouped else ""
         shown = [rf"\textbf{{{latex(cell.text)}}}" if cell.best else latex(cell.text) for cell in row]
-        lines.append(indent + " & ".join(shown) + r" \\")
+        # After a line break, [ and * would be its arguments.
+        guard = "{}" if not indent and shown[0][:1] in ("[", "*") else ""
+        lines.append(indent + guard + " & ".join(shown) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
     return "\n".join(lines)
 
@@ -102,8 +104,10 @@ def to_html(table: Table) -> str:
         for place, name in enumerate(table.header)
     )
     body = "".join(_html_row(table, place, row) for place, row in enumerate(table.rows))
+    many = " many very" if len(table.header) > 13 else " many" if len(table.header) > 8 else ""
     return (
-        f'<div class="wide"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="wide"><table class="sortable{many}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -121,14 +125,14 @@ def _html_cell(cell: Cell, run: int | None) -> str:
     value = "" if cell.value is None or not math.isfinite(cell.value) else f' data-v="{cell.value!r}"'
     classes = " ".join([*(["best"] if cell.best else []), *(["text"] if cell.wraps else [])])
     attribute = f' class="{classes}"' if classes else ""
-    dot = "" if run is None else f'<i class="dot c{run % COLOURS}"></i>'
-    return f"<td{attribute}{value}>{dot}<bdi>{safe(cell.text)}</bdi></td>"
+    mark = "" if run is None else f'<i class="{dot(run)}"></i>'
+    return f"<td{attribute}{value}>{mark}<bdi>{safe(cell.text)}</bdi></td>"
 
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "→": r"$\rightarrow$",
+    "|": r"\textbar{}", '"': r"{\char34}", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "→": r"$\rightarrow$",
     "ρ": r"$\rho$", "λ": r"$\lambda$", "β": r"$\beta$", "τ": r"$\tau$", "≤": r"$\leq$", "≥": r"$\geq$", "–": "--",
     "…": r"\ldots{}", "\n": " ", "\t": " ", "\u00a0": "~",
 }  # fmt: skip
@@ -140,14 +144,8 @@ def latex(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", printable(text)).replace("\n", " ")
+    return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", printable(text)).replace("\n", " ")
 
 
 def _pipes(texts: Sequence[str], *, raw: bool = False) -> str:
     return "| " + " | ".join(text if raw else _markdown(text) for text in texts) + " |"
-
-
-def _safe(text: str) -> str:
-    """No cell that a spreadsheet would run as a formula; numbers keep their sign."""
-    shown = printable(text).replace("−", "-")
-    return f"'{shown}" if shown[:1] in ("=", "@", "\t", "\r") or re.match(r"[-+](?![\d.])", shown) else shown

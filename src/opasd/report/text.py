@@ -16,7 +16,7 @@ _UNSHOWN = re.compile(
 
 def printable(text: str) -> str:
     """The text with a replacement character for each character that a page cannot show or must not obey."""
-    return _UNSHOWN.sub("\ufffd", text)
+    return _UNSHOWN.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def safe(text: str) -> str:
@@ -46,3 +46,9 @@ def shortened(text: str, limit: int) -> str:
 def slug(text: str) -> str:
     """A name for a file or an element, of letters, digits, dots, at signs and hyphens."""
     return re.sub(r"[^A-Za-z0-9@.-]+", "-", text).strip("-.")[:80] or "x"
+
+
+def no_formula(text: str) -> str:
+    """A cell of a CSV file that no spreadsheet runs as a formula; numbers keep their sign."""
+    shown = printable(text).replace("−", "-")
+    return f"'{shown}" if shown[:1] in ("=", "@", "\t", "\r") or re.match(r"[-+](?![\d.])", shown) else shown

@@ -7,6 +7,7 @@ takes a few megabytes. The curves are not rounded so: they are the loss's own nu
 """
 
 import base64
+import json
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ KIND, VERSION = "opasd attention", 1
 OCTAVES, LEVELS = 11, 126
 KEPT = 256
 """Weights of a step that are kept; a shorter row is kept whole."""
+PAGE_BYTES = 8_000_000
+"""Of records in one page."""
 SHELL = '<div id="viewer" class="viewer" tabindex="0" role="application" aria-label="Attention viewer"></div>'
 ABOUT = (
     '<p class="soft small">At each step of one trajectory: where the teacher looks with the solution in view, the same '
@@ -84,7 +87,23 @@ def is_record(record: Any) -> bool:
             and all(isinstance(text, str) for text in (*texts, *(pack["rows"] for pack in packs)))
             and all(len(pack["largest"]) == steps for pack in packs)
             and all(isinstance(number, int) and number >= 0 for number in numbers)
+            and all(place < len(record["student"]["tokens"]) for place in record["shared"]["student"])
             and all(len(curve) == steps and all(isinstance(y, int | float) for y in curve) for curve in curves)
+            and bool(json.dumps(record, allow_nan=False))
         )
-    except (KeyError, TypeError, AttributeError, IndexError):
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
         return False
+
+
+def parts(records: Sequence[dict[str, Any]], limit: int = PAGE_BYTES) -> list[list[dict[str, Any]]]:
+    """The records in as many pages as they need; a page holds at least one."""
+    found: list[list[dict[str, Any]]] = []
+    spent = 0
+    for record in records:
+        cost = len(json.dumps(record))
+        if not found or spent + cost > limit:
+            found.append([])
+            spent = 0
+        found[-1].append(record)
+        spent += cost
+    return found

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from opasd.errors import ConfigError
@@ -17,7 +18,7 @@ from opasd.report.facts import Facts
 from opasd.report.figures import Figure, all_figures
 from opasd.report.figures import to_csv as figure_csv
 from opasd.report.folders import Run
-from opasd.report.page import Page, notice, paragraph
+from opasd.report.page import Page, notice, paragraph, viewer_page
 from opasd.report.samples import comparisons, explorer, explorer_html, side_page
 from opasd.report.summary import (
     alignment_note,
@@ -80,6 +81,8 @@ def write(made: Made, folder: Path, rasterise: Rasterise | None = None) -> Path:
     files |= made.side
     try:
         _clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).write_text(json.dumps({"files": sorted(files)}, indent=1), encoding="utf-8")
         for name, content in files.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +90,6 @@ def write(made: Made, folder: Path, rasterise: Rasterise | None = None) -> Path:
             staged = target.with_name(f".{target.name}.part")
             staged.write_bytes(whole)
             staged.replace(target)
-        (folder / MANIFEST).write_text(json.dumps({"files": sorted(files)}, indent=1), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror}; give another --out") from error
     return folder / "report.html"
@@ -118,10 +120,7 @@ def _add_runs(made: Made, runs: Sequence[Run], preface: str) -> None:
         if any(content):
             page.section(slug(heading).lower(), heading, paragraph(about), *content)
     _add_seeds(made, runs)
-    if records := [record for run in runs for record in run.attention if viewer.is_record(record)]:
-        page.use_viewer()
-        page.data("attention-data", records)
-        page.section("viewer", "Where they look", viewer.SHELL, viewer.ABOUT)
+    _add_viewer(made, runs)
     pairs, count = comparisons(runs)
     if pairs:
         about = (
@@ -137,6 +136,22 @@ def _add_runs(made: Made, runs: Sequence[Run], preface: str) -> None:
         page.data("sample-data", found.data)
         page.section("samples", "Samples", explorer_html(found, names))
     _add_settings(made, runs)
+
+
+def _add_viewer(made: Made, runs: Sequence[Run]) -> None:
+    """Attention records in the page as far as they fit, one of each run first; the others in side files."""
+    turns = zip_longest(*(run.attention for run in runs))
+    parts = viewer.parts([record for turn in turns for record in turn if record is not None])
+    if not parts:
+        return
+    names = [f"attention/part-{place:03d}.html" for place in range(2, len(parts) + 1)]
+    for name, records in zip(names, parts[1:], strict=True):
+        made.side[name] = viewer_page(f"{made.page.title}: attention", "report.html is the report.", records).html()
+    links = ", ".join(f'<a href="{safe(name)}">part {place}</a>' for place, name in enumerate(names, 2))
+    more = f'<p class="small">More trajectories, in side files: {links}.</p>' if links else ""
+    made.page.use_viewer()
+    made.page.data("attention-data", parts[0])
+    made.page.section("viewer", "Where they look", viewer.SHELL, viewer.ABOUT, more)
 
 
 def _add_seeds(made: Made, runs: Sequence[Run]) -> None:

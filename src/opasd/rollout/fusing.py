@@ -97,9 +97,12 @@ def _adapted(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """A plain LoRA layer with one active adapter."""
     from peft.tuners.lora import Linear
 
+    from opasd.lora import FusedLinear
     from opasd.rollout import kernels
 
-    if type(module) is not Linear or "forward" in module.__dict__ or module.disable_adapters or module.merged:
+    if not isinstance(module, Linear) or type(module) not in (Linear, FusedLinear):
+        return None
+    if "forward" in module.__dict__ or module.disable_adapters or module.merged:
         return None
     active = [name for name in module.active_adapters if name in module.lora_A]
     base = module.base_layer

@@ -1,7 +1,7 @@
 """One token for each row, from logits and one uniform number a row.
 
-temperature, then top-k, top-p and min-p on what is left, as in transformers and vLLM; then the inverse of the
-cumulative distribution at the uniform number, over tokens from the likeliest down.
+temperature, then top-k, top-p and min-p on what is left, as in transformers (vLLM takes min-p before top-p); then the
+inverse of the cumulative distribution at the uniform number, over tokens from the likeliest down.
 
 Shapes: B rows, V vocabulary, K tokens kept.
 """

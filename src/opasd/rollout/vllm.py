@@ -52,6 +52,7 @@ class VLLMEngine(ServingEngine):
         self.student = student
         self._on_gpu = torch.cuda.is_available()
         self._sleeps = config.sleep and self._on_gpu
+        self._asleep = False
         self._versions = 0
         self._adapter: Any = None
         settings: dict[str, Any] = {
@@ -124,6 +125,7 @@ class VLLMEngine(ServingEngine):
 
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
         if not prompts:
+            self._rest()
             return []
         self._wake()
         # On a CPU, log-probabilities would first wait for a C++ compiler, for a sum.
@@ -160,9 +162,9 @@ class VLLMEngine(ServingEngine):
             self._asleep = False
 
     def _rest(self) -> None:
-        self._asleep = self._sleeps
-        if self._sleeps:
+        if self._sleeps and not self._asleep:
             self._llm.sleep(level=1)
+            self._asleep = True
 
 
 def _pack_heads(model: nn.Module) -> None:

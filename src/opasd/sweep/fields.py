@@ -47,6 +47,13 @@ def kind_of(field: str, root: type[Section] = RunConfig, prefix: str = "") -> An
     return kind
 
 
+def check_value(field: str, value: Any) -> None:
+    """Refuse a text that `opasd train` would take for no text."""
+    kind = kind_of(field)
+    if isinstance(value, str) and value.lower() in ("none", "null") and {str, NoneType} <= set(get_args(kind)):
+        raise ConfigError(f"{field}: the text {value!r} cannot be told from null on a command line; give another text")
+
+
 def nested(settings: Settings) -> dict[str, Any]:
     """The settings as sections inside one another."""
     found: dict[str, Any] = {}

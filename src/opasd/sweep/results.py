@@ -20,7 +20,7 @@ from opasd.report.summary import LAST, summary_table
 from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
 from opasd.sweep.fields import get
 from opasd.sweep.running import Place, differing
-from opasd.sweep.spec import SEED, Planned, Sweep, short_names, shown
+from opasd.sweep.spec import SEED, Planned, Sweep, safe, short_names, shown
 
 AVERAGE = "average"
 _MOST_COLUMNS = 4
@@ -67,10 +67,9 @@ def read_outcome(place: Place, metrics: Sequence[str], failed: str = "") -> Outc
         if points := curve(rows, name):
             found.training[name] = points[-1][1]
     try:
-        whole = json.loads((place.evaluation / "evaluation.json").read_text(encoding="utf-8"))
-        for row in whole["results"]:
+        for row in place.results().get("results", ()):
             found.scores[str(row["benchmark"]), int(row["budget"])] = _score(row)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         found.scores.clear()
     return found
 
@@ -102,6 +101,14 @@ class Row:
     @property
     def run(self) -> Planned:
         return self.outcomes[0].run
+
+    @property
+    def name(self) -> str:
+        return safe("+".join(dict.fromkeys(one.run.group for one in self.outcomes)))
+
+    @property
+    def label(self) -> str:
+        return ", ".join(dict.fromkeys(one.run.label for one in self.outcomes))
 
     def scores(self, benchmark: str) -> list[Score]:
         found = (one.scores.get((benchmark, self.budget or 0)) for one in self.outcomes)
@@ -147,7 +154,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     """Grouped by what is not the seed, then by budget."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.run.group, []).append(outcome)
+        groups.setdefault(_without_seed(outcome.run), []).append(outcome)
     rows = []
     for several in groups.values():
         budgets = sorted({budget for one in several for _, budget in one.scores}) or [None]
@@ -159,13 +166,19 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     return rows
 
 
+def _without_seed(run: Planned) -> str:
+    made = run.config.model_dump(exclude={"name": True, "output_dir": True, "train": {"seed"}})
+    return f"{run.untrained() if run.evaluate_only else made} {run.evaluate}"
+
+
 def make_table(sweep: Sweep, outcomes: Sequence[Outcome]) -> Table:
     """The table at the end."""
     rows = rows_of(outcomes)
     benchmarks = list(dict.fromkeys(name for one in outcomes for name, _ in one.scores))
-    samples = next((score.samples for one in outcomes for score in one.scores.values()), 0)
+    counts = {score.samples for one in outcomes for score in one.scores.values()}
+    samples = max(counts) if len(counts) == 1 else "k"
     columns: list[tuple[str, list[Cell]]] = [
-        (sweep.table.first, [Cell(row.run.label) for row in rows]),
+        (sweep.table.first, [Cell(row.label) for row in rows]),
         *_what_differs(sweep, rows),
     ]
     if any(len(row.outcomes) > 1 for row in rows):
@@ -180,9 +193,10 @@ def make_table(sweep: Sweep, outcomes: Sequence[Outcome]) -> Table:
         (f"{name} Avg@{samples}, %", _best([_accuracy(row, name, benchmarks) for row in rows]))
         for name in [*benchmarks, *([AVERAGE] if len(benchmarks) > 1 else [])]
     ]
-    if any(row.against for row in rows):
-        columns.append(("against base", [_gain(row, benchmarks) for row in rows]))
-    if samples > 1:
+    gains = [_gain(row, benchmarks) for row in rows]
+    if any(cell.text for cell in gains):
+        columns.append(("against base", gains))
+    if samples not in (1, "k"):
         columns.append((f"Pass@{samples}, %", [_mean(row, benchmarks, "passed", 100) for row in rows]))
     if benchmarks:
         columns.append(("answer length", [_mean(row, benchmarks, "tokens", 1) for row in rows]))
@@ -262,11 +276,16 @@ def _mean(row: Row, benchmarks: Sequence[str], name: str, factor: float) -> Cell
 
 
 def _published(row: Row) -> Cell:
-    expects = row.run.expects if isinstance(row.run.expects, Mapping) else {}
-    value = expects.get("avg@12", {}).get(AVERAGE)
-    if "avg@12_by_budget" in expects:
-        value = expects["avg@12_by_budget"].get(str(row.budget))
-    return Cell("" if number(value) is None else fixed(value, 2), number(value))
+    """The paper's average, of several seeds their mean."""
+    values = []
+    for one in row.outcomes:
+        expects = one.run.expects if isinstance(one.run.expects, Mapping) else {}
+        by_budget = expects.get("avg@12_by_budget")
+        source, key = (expects.get("avg@12"), AVERAGE) if by_budget is None else (by_budget, str(row.budget))
+        values.append(number(source.get(key)) if isinstance(source, Mapping) else None)
+    known = [value for value in values if value is not None]
+    mean = math.fsum(known) / len(known) if len(known) == len(values) else None
+    return Cell("" if mean is None else fixed(mean, 2), mean)
 
 
 def _best(cells: list[Cell]) -> list[Cell]:
@@ -290,7 +309,7 @@ def _caption(sweep: Sweep, rows: Sequence[Row], benchmarks: Sequence[str]) -> st
         parts.append("In brackets: 95 % intervals, of a single run by bootstrap over problems.")
         if any(len(row.outcomes) > 1 for row in rows):
             parts.append("Of several seeds: mean ± sample standard deviation, and the mean's interval by Student's t.")
-    if any(row.against for row in rows):
+    if benchmarks and any(row.against for row in rows):
         parts.append("Differences from the base are paired on the same problems.")
     return " ".join(part for part in parts if part)
 
@@ -332,8 +351,8 @@ def _row_json(row: Row, benchmarks: Sequence[str]) -> dict[str, Any]:
             accuracy[name] = {"runs": found.count, "mean": found.mean, "sd": found.sd, "interval": interval}
     gain = row.gain(benchmarks)
     return {
-        "run": row.run.group,
-        "label": row.run.label,
+        "run": row.name,
+        "label": row.label,
         "budget": row.budget,
         "seeds": [one.run.config.train.seed for one in row.outcomes if not one.run.evaluate_only],
         "accuracy": accuracy,
@@ -354,9 +373,9 @@ def seed_tables(outcomes: Sequence[Outcome]) -> list[Table]:
             columns[name] = [found[0].mean for found in alone if found is not None]
         if len(whole) < 2 or not columns or any(len(values) < len(whole) for values in columns.values()):
             continue
-        title = row.run.label + (f", {row.budget:,} tokens" if row.budget else "")
+        title = row.label + (f", {row.budget:,} tokens" if row.budget else "")
         seeds = [f"Seed {one.run.config.train.seed}" for one in whole]
-        name = f"seeds-{row.run.group}" + (f"-{row.budget}" if row.budget else "")
+        name = f"seeds-{row.name}" + (f"-{row.budget}" if row.budget else "")
         tables.append(summary_table(name, title, "Seed", seeds, columns, "Accuracy in per cent."))
     return tables
 

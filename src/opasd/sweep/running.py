@@ -93,7 +93,11 @@ class Place:
 
     def evaluated(self) -> bool:
         done = self.state().get("evaluate", {}).get("code") == 0
-        return self.run.evaluate is None or (done and (self.evaluation / "evaluation.json").is_file())
+        return self.run.evaluate is None or (done and "results" in self.results())
+
+    def results(self) -> dict[str, Any]:
+        """What the evaluation wrote; nothing where it cannot be read."""
+        return _read_json(self.evaluation / "evaluation.json")
 
     def next(self) -> Stage | None:
         """What is to be done; None when all is."""
@@ -124,12 +128,9 @@ class Place:
             content = f"{self.run.untrained() if self.run.evaluate_only else ''} {self.run.evaluate}"
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
-    def state(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self._state.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def state(self) -> dict[str, dict[str, Any]]:
+        """How each stage ended."""
+        return {stage: entry for stage, entry in _read_json(self._state).items() if isinstance(entry, dict)}
 
     def note(self, stage: Stage, code: int, seconds: float, message: str) -> None:
         """Record how a stage ended."""
@@ -183,6 +184,14 @@ class Place:
         before = self.state().get("evaluate", {}).get("settings", self._settings("evaluate"))
         if before != self._settings("evaluate") and self.run.evaluate is not None and self.evaluation.exists():
             raise ConfigError(f"{self.evaluation} was made with other settings; give the same ones or another --output")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def differing(first: RunConfig, second: RunConfig) -> list[str]:
@@ -250,14 +259,13 @@ class Sweeping:
         for place in list(self.waiting):
             if self.stopping or not free:
                 return
-            stage = place.next()
             if place.busy():
                 if place.run.name not in self._busy:
                     self._busy.add(place.run.name)
                     self._tell(f"{place.run.name}: another process works on it; waiting")
                 continue
             self.waiting.remove(place)
-            if stage is not None:
+            if (stage := place.next()) is not None:
                 self._launch(place, stage, free.pop(0))
             else:
                 self.done += 1
@@ -281,6 +289,8 @@ class Sweeping:
         going_on = "--resume" in command
         self._tell(f"{place.run.name}: {'going on with training' if going_on else _DOING[stage]}")
         self.active.append(Active(place, stage, slot, process, start))
+        if self.stopping:  # the signal came while the process was being made
+            process.terminate()
 
     def _end(self, one: Active) -> None:
         self.active.remove(one)

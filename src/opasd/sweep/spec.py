@@ -28,9 +28,9 @@ from opasd.errors import ConfigError
 from opasd.recipes import Recipe, load_recipe, merged, recipe_names
 from opasd.recipes.checking import explain, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
-from opasd.recipes.reading import read_yaml
+from opasd.recipes.reading import parse_value, read_yaml
 from opasd.run import check_name
-from opasd.sweep.fields import Settings, kind_of, nested
+from opasd.sweep.fields import Settings, check_value, nested
 
 FILES = Path(__file__).parent / "files"
 BASE = "base"
@@ -175,7 +175,7 @@ def load_sweep(names: Sequence[str], changes: Changes = NO_CHANGES) -> Sweep:
                 f'no sweep "{name[:80]}", and no recipe; {hint} `opasd sweep --list` and `opasd recipes` list them'
             )
     stems = [Path(name).stem if "/" in name or name.endswith((".yaml", ".yml")) else name for name in names]
-    return plan(SweepFile(name=_safe("+".join(stems)), runs=list(names)), Path(), "command line", changes)
+    return plan(SweepFile(name=safe("+".join(stems)), runs=list(names)), Path(), "command line", changes)
 
 
 def read_sweep(path: Path, changes: Changes = NO_CHANGES) -> Sweep:
@@ -189,7 +189,10 @@ def read_sweep(path: Path, changes: Changes = NO_CHANGES) -> Sweep:
 def plan(file: SweepFile, near: Path, where: str, changes: Changes = NO_CHANGES) -> Sweep:
     """The runs that a file stands for; mistakes name the place."""
     name = file.name or "sweep"
-    check_name(name)
+    try:
+        check_name(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     if bool(file.grid) == bool(file.runs):
         raise ConfigError(f"{where}: give either grid or runs, {'not both' if file.grid else 'and not an empty one'}")
     for field in (*file.set, *file.grid):
@@ -251,11 +254,11 @@ def _runs(
         recipe = load_recipe(source)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    for field in entry.set:
-        _known(field, where)
+    for field, value in {**file.set, **entry.set}.items():
+        _known(field, where, value)
     only = recipe.evaluate_only if entry.evaluate_only is None else entry.evaluate_only
     settings = {**file.set, **entry.set, **changes.settings}
-    name = _safe(entry.name or "-".join([recipe.name, *_parts(entry.set)]))
+    name = safe(entry.name or "-".join([recipe.name, *_parts(entry.set)]))
     evaluate = _evaluation(recipe, file, entry, where, changes)
     if only and evaluate is None:
         raise ConfigError(f"{where}: {name} trains nothing, and nothing says how to evaluate it; add evaluate:")
@@ -268,7 +271,7 @@ def _runs(
         config = to_config(values, f"{where} ({name})")
         untouched = to_config(merged(values, {"train": {"seed": recipe.config().train.seed}}), where) == recipe.config()
         yield Planned(
-            name=name if seed is None else _safe(f"{name}-seed-{seed}"),
+            name=name if seed is None else safe(f"{name}-seed-{seed}"),
             group=name,
             label=label,
             recipe=source,
@@ -302,11 +305,13 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
-    """A value as a name or a table says it."""
+    """A value as a name or a table says it; a text that reads like another value is quoted."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
+    if isinstance(value, str):
+        return value if isinstance(parse_value(value), str) else f'"{value}"'
     return "+".join(map(shown, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -315,7 +320,7 @@ def _parts(settings: Settings) -> list[str]:
     return [f"{short[field]}-{shown(value)}" for field, value in settings.items()]
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """The text as a folder's name; where something had to be left out, a digest of the text tells it from others."""
     name = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", text).lstrip(".-_")[:_LONGEST]
     return name if name == text else f"{name or 'run'}-{_digest(text)}"
@@ -334,13 +339,6 @@ def _with_own_names(runs: list[Planned]) -> list[Planned]:
 
 
 def _check(runs: Sequence[Planned], where: str) -> None:
-    names = Counter(run.name for run in runs)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise ConfigError(f"{where}: two runs are named {', '.join(twice)}; give one of them another name:")
-    for run in runs:
-        if run.name in RESERVED or run.name.endswith(EVALUATION):
-            raise ConfigError(f"{where}: a run may not be named {run.name}; give it another name:")
-        check_name(run.name)
     seen: dict[str, str] = {}
     for run in runs:
         made = run.untrained() if run.evaluate_only else run.config.model_dump(exclude={"name", "output_dir"})
@@ -348,6 +346,13 @@ def _check(runs: Sequence[Planned], where: str) -> None:
         if content in seen:
             raise ConfigError(f"{where}: {seen[content]} and {run.name} are the same run; leave one of them out")
         seen[content] = run.name
+    names = Counter(run.name for run in runs)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigError(f"{where}: two runs are named {', '.join(twice)}; give one of them another name:")
+    for run in runs:
+        if run.name in RESERVED or run.name.endswith(EVALUATION):
+            raise ConfigError(f"{where}: a run may not be named {run.name}; give it another name:")
+        check_name(run.name)
 
 
 def _different(values: Sequence[Any], where: str) -> None:
@@ -356,9 +361,9 @@ def _different(values: Sequence[Any], where: str) -> None:
             raise ConfigError(f"{where}: {value!r:.60} stands twice; give each value once")
 
 
-def _known(field: str, where: str) -> None:
+def _known(field: str, where: str, value: Any = None) -> None:
     try:
-        kind_of(field)
+        check_value(field, value)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

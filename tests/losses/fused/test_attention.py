@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opasd.errors import ConfigError
-from opasd.losses import attention
+from opasd.losses import fused
 from opasd.losses.attention import LayerAttention, LayerBatch, attention_loss, attention_losses
 from tests.losses.cases import gradients, make_alignment, make_batch, make_layers, relative_error, to_leaf
 
@@ -275,7 +275,7 @@ def test_nan_in_a_query_shows_in_its_own_reading():
     ],
 )
 def test_what_has_no_kernel_is_chunked_and_said_once(change, reason, caplog):
-    attention._say_once.cache_clear()
+    fused.say_once.cache_clear()
     alignment = make_alignment(tokens=6)
     student, teacher = make_layers(alignment, head_size=16, dtype=torch.float32)
     student, teacher, alignment = change(student, teacher, alignment)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from opasd.errors import ConfigError
 from opasd.losses import fused
-from opasd.losses.token import OutputHead, token_loss
+from opasd.losses.token import OutputHead, _chunk, _method, token_loss
+from opasd.losses.vocabulary import Comparison
 from tests.losses.cases import relative_error
 from tests.losses.test_token import CLIPS, KINDS, cases, gradients, make_case
 
@@ -19,6 +20,7 @@ from opasd.losses.fused import token as kernels
 
 interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's own tests; see those marked gpu")
 QWEN = 151_936
+COMPARE = Comparison("forward_kl", 0.5, 1.0, "none", 0.05, None)
 
 
 def convert(case, dtype, device="cpu"):
@@ -204,6 +206,21 @@ def test_precisions_the_kernels_do_not_have_are_named():
     low = convert(case, torch.bfloat16)
     with pytest.raises(ConfigError, match="got bfloat16, float32"):
         token_loss(low[0].float(), *low[1:], impl="fused")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@interpreter
+def test_what_has_no_kernel_is_chunked_and_said_once(caplog):
+    fused.say_once.cache_clear()
+    hidden, *heads = convert(make_case(), torch.bfloat16)
+    methods = [_method("auto", hidden.float().as_subclass(OnGpu), *heads, COMPARE, None) for _ in range(2)]
+    assert all(method.step is _chunk for method in methods)
+    assert ["got bfloat16, float32" in record.getMessage() for record in caplog.records] == [True]
 
 
 @given(

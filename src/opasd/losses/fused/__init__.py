@@ -5,6 +5,7 @@ Triton is optional and is imported by the kernels' modules alone, once `availabl
 
 import functools
 import importlib.util
+import logging
 import os
 
 import torch
@@ -23,3 +24,9 @@ def installed() -> bool:
 def interpreted() -> bool:
     """Whether Triton runs its kernels as plain Python on the CPU: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def say_once(message: str) -> None:
+    """Tell, the first time, that something slower runs in the kernels' place."""
+    logging.getLogger(__name__).warning(message)

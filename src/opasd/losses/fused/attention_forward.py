@@ -209,7 +209,7 @@ def averages(
                     lse = tl.load(LSE + (first + i) * num_rows + statistics, mask=inside, other=0.0)
                     logit = logits(tl.dot(q, k, input_precision=PRECISION), scale, cap, CAPPED)
                     total += tl.exp2(logit - lse[:, None])
-            out = (offset - plane_begin * (ROWS * ROWS)) + (inner + tl.arange(0, BM))[:, None] * width
+            out = (offset - plane_begin.to(tl.int64) * (ROWS * ROWS)) + (inner + tl.arange(0, BM))[:, None] * width
             tl.store(PLANE + out + (column + tl.arange(0, BN))[None, :], total / num_heads)
 
 
@@ -301,8 +301,8 @@ def comparison(
         row = number(SEQUENCES, sequence, FIRST_ROW) + step
         LINKED += field(SEQUENCES, sequence, LINKS)
         PERMUTED += field(SEQUENCES, sequence, LINKS)
-        PLANE_S += offset - plane_begin * (ROWS * ROWS) + inner * width
-        PLANE_T += offset - plane_begin * (ROWS * ROWS) + inner * width
+        PLANE_S += offset - plane_begin.to(tl.int64) * (ROWS * ROWS) + inner * width
+        PLANE_T += offset - plane_begin.to(tl.int64) * (ROWS * ROWS) + inner * width
         CENTRED += offset + inner * width
 
         head = tl.arange(0, HEADS)

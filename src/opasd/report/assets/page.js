@@ -19,6 +19,8 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
+  // As palette.dot: a colour, and another shape for each round of the colours.
+  const dot = (run) => make("i", { className: `dot c${run % 8}` + (run < 8 ? "" : ` g${Math.min(3, Math.floor(run / 8))}`) });
   const saveText = (name, text, type) => save(name, new Blob([text], { type: type + ";charset=utf-8" }));
 
   // ---- theme -------------------------------------------------------------------------------------------------------
@@ -39,15 +41,20 @@
   });
 
   // ---- which runs are shown ----------------------------------------------------------------------------------------
-  for (const chip of document.querySelectorAll(".chip[data-run]")) {
-    chip.addEventListener("click", () => {
-      const off = chip.getAttribute("aria-pressed") === "true";
-      chip.setAttribute("aria-pressed", String(!off));
-      for (const node of document.querySelectorAll(".run" + chip.dataset.run)) {
-        if (node instanceof SVGElement) node.style.display = off ? "none" : ""; else node.hidden = off;
-      }
-    });
-  }
+  const chips = [...document.querySelectorAll(".chip[data-run]")], every = document.getElementById("every-run");
+  const isOn = (chip) => chip.getAttribute("aria-pressed") === "true";
+  const setRun = (chip, on) => {
+    chip.setAttribute("aria-pressed", String(on));
+    for (const node of document.querySelectorAll(".run" + chip.dataset.run)) {
+      if (node instanceof SVGElement) node.style.display = on ? "" : "none"; else node.hidden = !on;
+    }
+    if (every) every.textContent = chips.some(isOn) ? "hide all" : "show all";
+  };
+  for (const chip of chips) chip.addEventListener("click", () => setRun(chip, !isOn(chip)));
+  every?.addEventListener("click", () => {
+    const on = !chips.some(isOn);
+    for (const chip of chips) setRun(chip, on);
+  });
   const hidden = (run) => document.querySelector(`.chip[data-run="${run}"]`)?.getAttribute("aria-pressed") === "false";
 
   // ---- figures: crosshair and downloads ----------------------------------------------------------------------------
@@ -76,7 +83,7 @@
       if (!rows.length) return leave();
       const head = figure.cat.length ? figure.cat[x] || "" : figure.xl + " " + shown(x, false);
       tip.replaceChildren(make("b", { textContent: head }), ...rows.slice(0, 12).map(([one, y, band]) => make("div", {},
-        make("i", { className: "dot c" + one.c }), make("bdi", { textContent: one.n }),
+        dot(one.r), make("bdi", { textContent: one.n }),
         make("span", { textContent: shown(y, figure.pct) + band }))));
       tip.hidden = false;
       const at = across(x), pixel = at * scale;
@@ -99,9 +106,10 @@
   function csv(figure) {
     const quote = (text) => /[",\n]/.test(text) ? `"${String(text).replaceAll('"', '""')}"` : String(text);
     const band = figure.series.some((one) => one.lo), size = figure.series.some((one) => one.s);
-    const rows = [["series", figure.xl, figure.yl, ...(band ? ["low", "high"] : []), ...(size ? ["size"] : [])]];
-    for (const one of figure.series) one.p.forEach(([x, y], at) => rows.push([one.n + (one.f ? " (raw)" : ""),
-      figure.cat.length ? figure.cat[x] : x, y, ...(band ? [one.lo?.[at] ?? "", one.hi?.[at] ?? ""] : []),
+    const plain = (text) => /^[=@\t\r]|^[-+](?![\d.])/.test(text) ? "'" + text : text; // as text.no_formula
+    const rows = [["series", plain(figure.xl), plain(figure.yl), ...(band ? ["low", "high"] : []), ...(size ? ["size"] : [])]];
+    for (const one of figure.series) one.p.forEach(([x, y], at) => rows.push([plain(one.n) + (one.f ? " (raw)" : ""),
+      figure.cat.length ? plain(figure.cat[x]) : x, y, ...(band ? [one.lo?.[at] ?? "", one.hi?.[at] ?? ""] : []),
       ...(size ? [one.s?.[at] ?? ""] : [])]));
     return rows.map((row) => row.map(quote).join(",")).join("\n") + "\n";
   }
@@ -171,7 +179,7 @@
   const explorer = document.getElementById("explorer");
   if (explorer) (window.requestIdleCallback || setTimeout)(() => explore(data("sample-data")));
   function explore(found) {
-    const { runs, colours, sets, questions, rows } = found, page = 20, long = 2400;
+    const { runs, sets, questions, rows } = found, page = 20, long = 2400;
     const field = (name) => explorer.querySelector(`[name=${name}]`);
     const list = explorer.querySelector(".list"), count = explorer.querySelector(".count"), more = explorer.querySelector(".more");
     let matches = [], at = 0;
@@ -191,7 +199,7 @@
     };
     const badge = (text, kind) => make("span", { className: "badge " + kind, textContent: text });
     const card = ([run, set, step, question, number, verdict, cut, tokens, text, left, read], needle) => {
-      const head = make("div", { className: "line" }, make("b", {}, make("i", { className: "dot c" + colours[run] }),
+      const head = make("div", { className: "line" }, make("b", {}, dot(run),
         make("bdi", { textContent: runs[run] })), make("span", { className: "soft small", textContent: sets[set]
         + (step === null ? "" : `, step ${step}`) + (number ? `, sample ${number}` : "") }));
       head.append(verdict === 1 ? badge("right", "good") : verdict === 0 ? badge("wrong", "bad") : badge("not graded", ""));

@@ -51,8 +51,11 @@
   const jumps = make("select", { ariaLabel: "Go to" }, ...[["", "go to …"], ["div", "largest divergence"],
     ["rho", "most on the solution"], ["gain", "most changed by training"]].map(([value, textContent]) =>
     make("option", { value, textContent })));
+  const save = make("button", { type: "button", className: "tool", textContent: "CSV" });
+  const badges = make("div", { className: "v-badges" });
   const line = make("div", { className: "v-now", ariaLive: "polite" });
-  const curves = svg("svg", { class: "v-curves", preserveAspectRatio: "none" });
+  const curves = svg("svg", { class: "v-curves", preserveAspectRatio: "none", role: "img",
+    "aria-label": "ρ and the divergence along the trajectory; the slider below it changes the step" });
   const slide = make("input", { type: "range", className: "v-slide", min: 0, ariaLabel: "Step" });
   const columns = Object.fromEntries(panels.map((name) => {
     const text = make("div", { className: "v-text", dir: "auto" }), note = make("p"), key = make("div", { className: "v-key" });
@@ -67,7 +70,7 @@
   root.append(
     make("div", { className: "v-bar" }, choose, stages, play, make("details", { className: "v-more", open: innerWidth > 860 },
       make("summary", { textContent: "options" }), make("div", {}, jumps, layers, scale,
-        make("label", {}, skip, "without first token"), wide))),
+        make("label", {}, skip, "without first token"), save, wide)), badges),
     line, curves, slide, make("div", { className: "v-panels" }, ...panels.map((name) => columns[name].panel)), top,
     make("p", { className: "v-hint" }, make("kbd", { textContent: "←" }), " ", make("kbd", { textContent: "→" }), " step  ",
       make("kbd", { textContent: "Home" }), " ", make("kbd", { textContent: "End" }), " first, last  ",
@@ -101,8 +104,8 @@
     layers.hidden = record.layers.length < 2;
     slide.max = now.steps - 1;
     const verdict = { true: ["answered right", "good"], false: ["answered wrong", "bad"] }[record.correct];
-    now.badges = () => [...(verdict ? [make("span", { className: "badge " + verdict[1], textContent: verdict[0] })] : []),
-      ...(record.trajectory ? [make("span", { className: "badge", textContent: "trajectory " + record.trajectory })] : [])];
+    badges.replaceChildren(...(verdict ? [make("span", { className: "badge " + verdict[1], textContent: verdict[0] })] : []),
+      ...(record.trajectory ? [make("span", { className: "badge", textContent: "trajectory " + record.trajectory })] : []));
     layout(record);
     let first = 0;
     for (let step = 0; step < now.steps; step += Math.max(1, Math.floor(now.steps / 40))) {
@@ -158,6 +161,7 @@
   const scaleWords = { relative: (most) => percent(most), linear: () => "25 %", log: (most) => percent(most) };
 
   function draw() {
+    if (!now) return;
     const { record } = now, step = state.step, rows = columnsOf(step), view = viewOf(state.stage);
     const queryLag = record.query === "generated" ? 0 : 1;
     let most = 0;
@@ -201,8 +205,7 @@
       make("span", {}, `divergence `, make("b", { textContent: fine(divergence) }), ...(now.names.length > 1
         ? [make("span", { className: "soft", textContent: `  (${now.names.map((name, at) =>
           `${name} ${fine(viewOf(at).divergence[step])}`).join(", ")})` })] : [])),
-      make("span", { className: "v-badges" }, ...(state.pinned ? [make("span", { className: "badge info",
-        textContent: "held" })] : []), ...now.badges()));
+      ...(state.pinned ? [make("span", { className: "badge info", textContent: "held" })] : []));
     [...stages.children].forEach((button, at) => button.setAttribute("aria-pressed", String(at === state.stage)));
     slide.value = step;
     root.dataset.step = step;
@@ -218,8 +221,8 @@
     const half = height / 2, rho = now.layers[state.layer].rho;
     const path = (values, most, from, to) => values.map((value, step) =>
       `${step ? "L" : "M"}${across(step).toFixed(1)} ${(to - value / most * (to - from)).toFixed(1)}`).join("");
-    const all = now.names.map((_, at) => viewOf(at).divergence), highest = Math.max(1e-9, ...all.flat());
-    const most = Math.max(0.05, ...rho);
+    const all = now.names.map((_, at) => viewOf(at).divergence), highest = all.flat().reduce((a, b) => Math.max(a, b), 1e-9);
+    const most = rho.reduce((a, b) => Math.max(a, b), 0.05);
     const parts = [
       svg("line", { class: "v-base", x1: left, x2: right, y1: half - 3, y2: half - 3 }),
       svg("line", { class: "v-base", x1: left, x2: right, y1: height - 6, y2: height - 6 }),
@@ -275,6 +278,7 @@
     for (const name of ["projected", "student"]) show(columns[name], now.record.student.prompt + state.step);
   };
   function go(step, scroll = true) {
+    if (!now) return;
     const next = Math.max(0, Math.min(now.steps - 1, step));
     if (next === state.step) return;
     state.step = next;
@@ -283,7 +287,7 @@
   }
   const stop = () => { clearInterval(state.playing); state.playing = 0; play.textContent = "▶ play"; };
   const toggle = () => {
-    if (state.playing) return stop();
+    if (state.playing || !now) return stop();
     play.textContent = "❚❚ pause";
     if (state.step >= now.steps - 1) go(0);
     state.playing = setInterval(() => state.step >= now.steps - 1 ? stop() : go(state.step + 1), 160);
@@ -307,24 +311,38 @@
     });
   }
   const drag = (event) => {
-    if (event.type === "pointermove" && (state.pinned ? !event.buttons : event.pointerType === "touch" && !event.buttons)) return;
+    if (!now || event.type === "pointermove" && (state.pinned ? !event.buttons : event.pointerType === "touch" && !event.buttons)) return;
     const box = curves.getBoundingClientRect();
     go(Math.round((event.clientX - box.left - 12) / (box.width - 24) * (now.steps - 1)));
   };
   curves.addEventListener("pointermove", drag);
   curves.addEventListener("pointerdown", drag);
   slide.addEventListener("input", () => go(+slide.value));
-  choose.addEventListener("change", () => { stop(); open(state.record = +choose.value); });
+  choose.addEventListener("change", () => { stop(); open(state.record = +choose.value).catch(damaged); });
   layers.addEventListener("change", () => { state.layer = +layers.value; draw(); });
   scale.addEventListener("change", () => { state.scale = scale.value; draw(); });
   skip.addEventListener("change", () => { state.skip = skip.checked; draw(); });
   play.addEventListener("click", toggle);
+  save.addEventListener("click", () => {
+    if (!now) return;
+    const { record } = now, quote = (text) => /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    const rows = [["step", "token", "rho", ...now.names.map((name) => `divergence ${name}`)]];
+    for (let step = 0; step < now.steps; step += 1) {
+      const token = record.student.tokens[record.student.prompt + step] ?? "";
+      rows.push([String(step + 1), /^[=@+\-\t\r]/.test(token) ? "'" + token : token,
+        ...[now.layers[state.layer].rho, ...now.names.map((_, at) => viewOf(at).divergence)].map((one) => String(one[step]))]);
+    }
+    const text = rows.map((row) => row.map(quote).join(",")).join("\n") + "\n";
+    const link = make("a", { download: "attention.csv", href: URL.createObjectURL(new Blob([text], { type: "text/csv" })) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  });
   wide.addEventListener("click", () => document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen?.());
   wide.hidden = !root.requestFullscreen;
   jumps.addEventListener("change", () => {
     const values = { div: (step) => viewOf(state.stage).divergence[step], rho: (step) => now.layers[state.layer].rho[step],
       gain: (step) => Math.abs(viewOf(0).divergence[step] - viewOf(now.names.length - 1).divergence[step]) }[jumps.value];
-    if (values) go(best(values));
+    if (values && now) go(best(values));
     jumps.value = "";
   });
   root.addEventListener("keydown", (event) => {
@@ -340,8 +358,11 @@
   addEventListener("resize", () => now && drawCurves());
   if (typeof DecompressionStream === "undefined") {
     root.replaceChildren(make("p", { textContent: "This browser is too old for the attention viewer." }));
-  } else open(0).catch((error) => {
-    root.replaceChildren(make("p", { textContent: "The attention record is damaged: " + error.message }));
+  } else open(0).catch(damaged);
+  function damaged(error) {
+    now = null;
+    for (const node of [badges, stages, curves, top, ...panels.map((name) => columns[name].text)]) node.replaceChildren();
+    line.replaceChildren("The attention record is damaged: " + error.message);
     root.dataset.ready = "damaged";
-  });
+  }
 })();
