@@ -482,3 +482,12 @@ def test_the_same_run_of_another_sweep_is_linked(tmp_path: Path) -> None:
     assert linked == [[str(first / "lab-base.evaluation")], [str(first / "lab"), str(first / "lab.evaluation")], []]
     assert [place.next() for place in places] == [None, None, "train"]
     assert load_recipe("lab").config().train.max_steps == 40
+
+
+def test_the_chat_templates_variables_are_told_to_the_evaluation():
+    sweep = load_sweep(["families"])
+    found = {run.name: Commands.of(run, Path("out")).evaluate for run in sweep.runs}
+    told = {name: [arg for arg in args or () if arg.startswith("--template-option")] for name, args in found.items()}
+    llama = [name for name in told if "llama" in name and told[name]]
+    assert llama
+    assert all(told[name] == ["--template-option=date_string=26 Jul 2024"] for name in llama)

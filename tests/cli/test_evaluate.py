@@ -111,7 +111,9 @@ def test_the_benchmarks_are_listed(here: Path, capfd: pytest.CaptureFixture[str]
         (["lab", "--budgets", "10,20", "--max-new-tokens", "30"], "the largest budget must be"),
         (["lab", "--temperature", "-1"], "sampling.temperature: got -1.0"),
         (["lab", "--profile", "mine"], "invalid choice: 'mine'"),
-        (["lab", "--engine", "vllm_server"], "give --server"),
+        (["lab", "--engine", "vllm_server"], "go together; give both or neither"),
+        (["lab", "--server", "http://localhost:1"], "go together; give both or neither"),
+        (["lab", "--template-option", "date"], "expected NAME=VALUE, got 'date'"),
         (["lab", "--output", "broken.jsonl", "--problems", "1"], "cannot be written to"),
     ],
 )
@@ -166,3 +168,22 @@ def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.Capture
     (here / "out" / "settings.json").rename(here / "out" / "samples.jsonl")
     assert evaluate("lab", "--problems", "1", "--output", "out") == 2
     assert "has samples.jsonl but no settings.json" in capfd.readouterr().err
+
+
+def test_template_options_reach_the_prompts_and_the_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A template that greets; one sample is enough to see what was asked, in another folder than without it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from opasd.lab.model import model_path
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    tokenizer.chat_template = "{{ greeting | default('') }}" + tokenizer.chat_template
+    AutoModelForCausalLM.from_pretrained(model_path()).save_pretrained(here / "greeter")
+    tokenizer.save_pretrained(here / "greeter")
+    options = ["greeter", "--benchmarks", "lab", "--problems", "1", "--samples", "1", "--max-new-tokens", "4"]
+    options += ["--temperature", "0"]
+    assert evaluate(*options) == evaluate(*options, "--template-option", "greeting=Ann Ann Ann Ann ") == 0
+    capfd.readouterr()
+    plain, greeted = sorted(Path("evaluations").iterdir(), key=lambda path: path.stat().st_mtime)
+    assert "template_options" not in json.loads((plain / "settings.json").read_text())
+    assert json.loads((greeted / "settings.json").read_text())["template_options"] == {"greeting": "Ann Ann Ann Ann "}

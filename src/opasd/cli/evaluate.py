@@ -77,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=get_args(Precision), help="number format of the weights")
     parser.add_argument("--engine", choices=get_args(Engine), default="transformers", help="what samples")
     parser.add_argument("--server", metavar="URL", action="append", default=[], help="a vLLM server; may be repeated")
+    parser.add_argument(
+        "--template-option", metavar="K=V", action="append", default=[], type=_template_option,
+        help="a variable of the chat template, such as date_string=2026-01-01; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--max-batch", metavar="N", type=_count, default=128, help="samples drawn side by side (128)")
     parser.add_argument(
         "--data-dir", metavar="DIR", type=Path, help="local copies of benchmarks; they win over the hub"
@@ -124,11 +128,13 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
         wanted = one.benchmark.problems
         if wanted and options.problems is None and len(one.problems) != wanted:
             sys.stderr.write(f"{one.name}: {one.source} has {len(one.problems)} problems, not {wanted}\n")
-    if options.engine == "vllm_server" and not options.server:
-        raise ConfigError("--engine vllm_server needs the servers' addresses; give --server http://HOST:PORT")
+    if (options.engine == "vllm_server") != bool(options.server):
+        raise ConfigError("--engine vllm_server and --server http://HOST:PORT go together; give both or neither")
     from opasd.evaluation.loop import Evaluation
 
-    return Evaluation(targets, loaded, chosen, options.engine, options.max_batch)
+    return Evaluation(
+        targets, loaded, chosen, options.engine, options.max_batch, template_options=dict(options.template_option)
+    )
 
 
 _SAMPLING = (
@@ -159,6 +165,14 @@ def _list(*, as_json: bool) -> int:
             f"{entry.name:<8} {entry.title:<30} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
         )
     return 0
+
+
+def _template_option(text: str) -> tuple[str, str | int | bool]:
+    name, equals, value = text.partition("=")
+    if not name.isidentifier() or not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    named: dict[str, bool] = {"true": True, "false": False}
+    return name, named[value] if value in named else int(value) if value.isascii() and value.isdigit() else value
 
 
 def _count(text: str) -> int:

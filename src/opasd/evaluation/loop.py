@@ -7,9 +7,9 @@ uninterrupted one.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,6 +93,8 @@ class Evaluation:
     profile: Profile
     engine: str = "transformers"
     group: int = 128
+    template_options: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """Further variables of the chat template."""
 
     def settings(self) -> dict[str, Any]:
         """What settings.json holds."""
@@ -100,6 +102,7 @@ class Evaluation:
             "profile": self.profile.model_dump(mode="json"),
             "engine": self.engine,
             "group": self.group,
+            **({"template_options": dict(self.template_options)} if self.template_options else {}),
             "targets": {target.name: target.describe() for target in self.targets},
             "benchmarks": {benchmark.name: benchmark.describe() for benchmark in self.benchmarks},
         }
@@ -197,7 +200,8 @@ class _Asking:
         self.benchmark = benchmark
         self.profile = asked.profile
         self.tokenizer = base.tokenizer
-        builder = PromptBuilder(base.tokenizer, benchmark.benchmark.prompts())
+        wording = benchmark.benchmark.prompts().model_copy(update={"template_options": dict(asked.template_options)})
+        builder = PromptBuilder(base.tokenizer, wording)
         self.prompts = [builder.student_ids(p.question, thinking=asked.profile.thinking) for p in benchmark.problems]
         self.thinking = [opens_thinking(base.tokenizer, prompt) for prompt in self.prompts]
         self.sampling = self._fitting(base.context, progress)

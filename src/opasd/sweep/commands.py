@@ -34,8 +34,14 @@ class Commands:
         evaluate = None
         if run.evaluate is not None:
             target = run.untrained() if run.evaluate_only else [str(path)]
-            evaluate = ["evaluate", *target, *run.evaluate.flags(), "--output", f"{path}{EVALUATION}"]
+            options = run.config.prompts.template_options
+            told = [f"--template-option={name}={_text(value)}" for name, value in options.items()]
+            evaluate = ["evaluate", *target, *run.evaluate.flags(), *told, "--output", f"{path}{EVALUATION}"]
         return cls(None if run.evaluate_only else train, None if run.evaluate_only else resume, evaluate)
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def divided(run: Planned, processes: int) -> Planned:
