@@ -13,7 +13,7 @@ from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_yaml, read_yaml
 
-PAPER = Path("/work/shared/paper.tex")
+PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
 FACTS = Path(__file__).parents[2] / "src" / "opasd" / "report" / "facts" / "paper.yaml"
 RECIPES = {name: load_recipe(name) for name in recipe_names()}
 PUBLISHED = [name for name, recipe in RECIPES.items() if recipe.group == "paper"]
