@@ -14,14 +14,13 @@ than the naive computation is.
 import argparse
 import json
 import math
-import platform
-import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
-from measure import Step, heading, in_child, report, table
+from measure import Step, gpu_heading, heading, in_child, report, save, table
+from measure import on_gpu as timed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -178,29 +177,6 @@ def gpu_check(heads: int) -> dict[str, list[float]]:
     return errors
 
 
-def measure(step: Callable[[], object], repeats: int = 30, seconds: float = 2.0) -> dict[str, float]:
-    """Median milliseconds, and the memory a step needs beyond what is there, its results included."""
-    for _ in range(3):
-        result = step()
-    torch.cuda.synchronize()
-    result = None
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = step()
-    torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-    del result
-    times: list[float] = []
-    while len(times) < 5 or (len(times) < repeats and sum(times) < 1000 * seconds):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        step()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return {"ms": statistics.median(times), "MiB": peak, "fastest": min(times), "slowest": max(times)}
-
-
 def sdpa_layer(heads: int, length: int, backend: SDPBackend) -> Callable[[], object]:
     shapes = (heads, KEY_HEADS, KEY_HEADS)
     query, key, value = (
@@ -217,23 +193,14 @@ def sdpa_layer(heads: int, length: int, backend: SDPBackend) -> Callable[[], obj
     return step
 
 
-def on_gpu(heads_list: list[int], tokens_list: list[int], compiled: list[int], path: Path | None) -> None:
-    import triton
-
-    versions = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "command": " ".join(sys.argv),
-        "seed": SEED,
-    }
-    print("Attention loss, forward + backward, bfloat16, JSD, prompt 256, solution 1,024, 8 key heads of size 128")
-    print(", ".join(f"{name} {value}" for name, value in versions.items()))
-    results: dict[str, object] = {**versions, "errors": {}, "rows": []}
+def on_cuda(heads_list: list[int], tokens_list: list[int], compiled: list[int], path: str | None) -> None:
+    title = "Attention loss, forward + backward, bfloat16, JSD, prompt 256, solution 1,024, 8 key heads of size 128"
+    found = gpu_heading(title, SEED)
+    errors: dict[int, dict[str, list[float]]] = {}
+    rows: list[dict[str, Any]] = []
     for heads in heads_list:
-        results["errors"][heads] = errors = gpu_check(heads)  # type: ignore[index]
-        shown = "; ".join(f"{name} " + " ".join(f"{x:.1e}" for x in e) for name, e in errors.items())
+        errors[heads] = gpu_check(heads)
+        shown = "; ".join(f"{name} " + " ".join(f"{x:.1e}" for x in e) for name, e in errors[heads].items())
         print(f"\n{heads} heads: relative errors of loss, dq, dk against float64: {shown}; repeats bit by bit")
         print(f"{'':30s}{'ms':>9s}{'× layer':>9s}{'MiB':>9s}")
         for tokens in tokens_list:
@@ -262,20 +229,19 @@ def on_gpu(heads_list: list[int], tokens_list: list[int], compiled: list[int], p
             baseline = math.inf
             for name, step in steps.items():
                 try:
-                    found = measure(step)
+                    taken = timed(step)
                 except (torch.cuda.OutOfMemoryError, RuntimeError) as error:
                     print(f"{tokens:6d} {name:23s} {type(error).__name__}: {str(error).splitlines()[0][:60]}")
                     continue
                 if name.startswith("attention layer"):
-                    baseline = min(baseline, found["ms"])
-                results["rows"].append({"heads": heads, "tokens": tokens, "name": name, **found})  # type: ignore[union-attr]
-                ratio = found["ms"] / baseline  # of the faster layer, once both are known
-                print(f"{tokens:6d} {name:23s}{found['ms']:9.3f}{ratio:9.2f}{found['MiB']:9.0f}", flush=True)
+                    baseline = min(baseline, taken["seconds"])
+                rows.append({"heads": heads, "tokens": tokens, "name": name, **taken})
+                ratio = taken["seconds"] / baseline  # of the faster layer, once both are known
+                shown = f"{1e3 * taken['seconds']:9.3f}{ratio:9.2f}{taken['bytes'] / 2**20:9.0f}"
+                print(f"{tokens:6d} {name:23s}{shown}", flush=True)
             del student, teacher, on_device, steps
             torch.cuda.empty_cache()
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
+    save(path, found | {"errors": errors}, rows)
 
 
 def main() -> None:
@@ -284,14 +250,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--heads", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--compile", type=int, nargs="*", default=[], help="lengths at which to run torch.compile too")
-    parser.add_argument("--json", type=Path, help="where to write the raw figures of a GPU")
+    parser.add_argument("--json", help="where to write the raw figures of a GPU")
     parser.add_argument("--child", nargs=2, metavar=("IMPL", "CHUNK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         impl, chunk = arguments.child
         report(lambda: prepare(impl, int(chunk), arguments.tokens[0]), repeats=3)
     elif arguments.device == "cuda":
-        on_gpu(arguments.heads, arguments.tokens or [1024, 4096, 8192], arguments.compile, arguments.json)
+        on_cuda(arguments.heads, arguments.tokens or [1024, 4096, 8192], arguments.compile, arguments.json)
     else:
         on_cpu((arguments.tokens or [2048])[0])
 

@@ -58,7 +58,7 @@ def opasd_loss(
     `num_rollouts` is what to divide by where these are one part of the minibatch (gradient accumulation, many
     processes): the parts' losses then add up to the minibatch's. By default these are all of it.
     """
-    _refuse_mismatch([*student, *teacher], config)
+    _refuse_mismatch([*_forwards(student), *_forwards(teacher)], config)
     counted = [index for index, rollout in enumerate(rollouts) if rollout.num_tokens > 0]
     share = 1 / (num_rollouts or max(len(counted), 1))
     _refuse_non_finite(rollouts, student, teacher)
@@ -154,7 +154,12 @@ def _connected_zero(student: Sequence[Scores]) -> Tensor:
     return torch.stack(sums).sum() * 0 if sums else torch.zeros(())
 
 
-def _refuse_mismatch(scores: Sequence[Scores], config: ObjectiveConfig) -> None:
+def _forwards(scores: Sequence[Scores]) -> Sequence[Scores | ScoreBatch]:
+    """What has layers and queries of its own: one forward for all rollouts, or each rollout's scores."""
+    return [scores] if isinstance(scores, ScoreBatch) else scores
+
+
+def _refuse_mismatch(scores: Sequence[Scores | ScoreBatch], config: ObjectiveConfig) -> None:
     """Scores that were taken for another objective."""
     if config.attention_weight == 0:
         return

@@ -5,11 +5,11 @@ The page's script finds what it needs for the crosshair in `hover`: the scales o
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
-from opasd.report.figures import Figure, Series, formatter
+from opasd.report.figures import Figure, formatter
 from opasd.report.numbers import labels
 from opasd.report.palette import CHART_STYLE, COLOURS, LIGHT, resolved
 from opasd.report.text import printable, safe, shortened
@@ -121,14 +121,20 @@ def _finite(figure: Figure) -> Figure:
     kept = []
     for series in figure.series:
         good = [place for place, point in enumerate(series.points) if all(map(_drawable, point))]
-        pick = lambda values, good=good: [values[place] for place in good] if values else []  # noqa: E731
         kept.append(
-            Series(
-                series.name, series.run, pick(series.points), pick(series.low), pick(series.high), series.faint,
-                pick(series.sizes), series.marks,
+            replace(
+                series,
+                points=_chosen(good, series.points),
+                low=_chosen(good, series.low),
+                high=_chosen(good, series.high),
+                sizes=_chosen(good, series.sizes),
             )
-        )  # fmt: skip
+        )
     return Figure(**{**figure.__dict__, "series": kept})
+
+
+def _chosen(places: list[int], values: Sequence[Any]) -> list[Any]:
+    return [values[place] for place in places] if values else []
 
 
 def _drawable(value: float) -> bool:
