@@ -452,7 +452,11 @@ def test_models_by_folder_and_problems_by_column(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"train_dataset": None}, "needs a train_dataset"), ({"processing_class": None}, "needs the model's tokenizer")],
+    [
+        ({"train_dataset": None}, "needs a train_dataset"),
+        ({"processing_class": None}, "needs the model's tokenizer"),
+        ({"use_liger_kernel": True}, "use_liger_kernel needs a GPU and liger-kernel"),
+    ],
 )
 def test_mistakes_are_told(tmp_path, changes, message):
     from transformers import TrainingArguments
@@ -461,8 +465,10 @@ def test_mistakes_are_told(tmp_path, changes, message):
     from tests.training import TOKENIZER
 
     arguments = {"train_dataset": PROBLEMS, "processing_class": TOKENIZER} | changes
+    liger = arguments.pop("use_liger_kernel", False)
     with pytest.raises(ConfigError, match=message):
-        OPASDTrainer(make_model(), TrainingArguments(output_dir=str(tmp_path), use_cpu=True), **arguments)
+        settings = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, use_liger_kernel=liger)
+        OPASDTrainer(make_model(), settings, **arguments)
 
 
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])

@@ -381,8 +381,8 @@ class TrainConfig(Section):
     """Mixed precision in bfloat16, for weights kept in float32."""
     fp16: bool = False
     """Mixed precision in float16, for weights kept in float32."""
-    use_liger_kernel: bool | None = None
-    """Fused norms, rotary embeddings and activations of liger-kernel. Unset: on a GPU, if it is installed."""
+    use_liger_kernel: bool = False
+    """Fused norms, rotary embeddings and activations of liger-kernel, on a GPU."""
     save_steps: int = Field(default=25, gt=0)
     """Steps between checkpoints."""
     save_total_limit: int | None = Field(default=3, gt=0)

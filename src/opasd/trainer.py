@@ -501,9 +501,11 @@ def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[
 
 
 def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
-    """Fused norms, rotary embeddings and activations, where a GPU and liger-kernel are there. The losses are ours."""
-    if args.use_liger_kernel is False or args.device.type != "cuda" or not is_liger_kernel_available():
+    """Fused norms, rotary embeddings and activations, where they are asked for. The losses are ours."""
+    if not args.use_liger_kernel:
         return
+    if args.device.type != "cuda" or not is_liger_kernel_available():
+        raise ConfigError("use_liger_kernel needs a GPU and liger-kernel; pip install liger-kernel, or set it to false")
     parts = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
     others = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     apply_liger_kernel(model, parts | others | (args.liger_kernel_config or {}))

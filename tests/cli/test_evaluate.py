@@ -170,20 +170,11 @@ def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.Capture
     assert "has samples.jsonl but no settings.json" in capfd.readouterr().err
 
 
-def test_template_options_reach_the_prompts_and_the_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A template that greets; one sample is enough to see what was asked, in another folder than without it."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from opasd.lab.model import model_path
-
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    tokenizer.chat_template = "{{ greeting | default('') }}" + tokenizer.chat_template
-    AutoModelForCausalLM.from_pretrained(model_path()).save_pretrained(here / "greeter")
-    tokenizer.save_pretrained(here / "greeter")
-    options = ["greeter", "--benchmarks", "lab", "--problems", "1", "--samples", "1", "--max-new-tokens", "4"]
-    options += ["--temperature", "0"]
-    assert evaluate(*options) == evaluate(*options, "--template-option", "greeting=Ann Ann Ann Ann ") == 0
-    capfd.readouterr()
-    plain, greeted = sorted(Path("evaluations").iterdir(), key=lambda path: path.stat().st_mtime)
-    assert "template_options" not in json.loads((plain / "settings.json").read_text())
-    assert json.loads((greeted / "settings.json").read_text())["template_options"] == {"greeting": "Ann Ann Ann Ann "}
+def test_template_options_are_part_of_the_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["lab", "--problems", "1", "--samples", "1", "--max-new-tokens", "2", "--output", "e"]
+    given = [f"--template-option={option}" for option in ("greeting=Ann, Bob", "number=7", "loud=true")]
+    assert evaluate(*options, *given) == 0
+    settings = json.loads((here / "e" / "settings.json").read_text())
+    assert settings["template_options"] == {"greeting": "Ann, Bob", "number": 7, "loud": True}
+    assert evaluate(*options) == evaluate(*options, *given[:2]) == 2
+    assert "holds samples of other settings" in capfd.readouterr().err

@@ -11,7 +11,7 @@ from peft import PeftModel
 from opasd.checkpoints import TransformersBase
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
-from opasd.evaluation.loop import Evaluation
+from opasd.evaluation.loop import Evaluation, _Asking
 from opasd.evaluation.samples import SampleFile
 from opasd.evaluation.targets import Target
 from opasd.rollout.transformers import TransformersEngine, stop_ids
@@ -226,3 +226,13 @@ def test_results_reach_the_run(tmp_path, adapters):
     target = Target("first", LAB, adapters[0], run=tmp_path / "runs" / "first")
     found = run(asked(target, problems=2), tmp_path / "evaluations" / "x")
     assert json.loads((tmp_path / "runs" / "first" / "evaluations" / "x.json").read_text()) == found
+
+
+def test_variables_of_the_chat_template_reach_the_prompts() -> None:
+    base = TransformersBase(LAB, max_batch=8)
+    base.tokenizer.chat_template = "{{ greeting | default('') }}" + str(base.tokenizer.chat_template)
+    plain = asked(problems=2)
+    greeting = dataclasses.replace(plain, template_options={"greeting": "Ann Bob Cal"})
+    prompts = [_Asking(one, one.benchmarks[0], base, Quiet()).prompts for one in (plain, greeting)]
+    told = base.tokenizer("Ann Bob Cal", add_special_tokens=False)["input_ids"]
+    assert [[*told, *prompt] for prompt in prompts[0]] == [list(prompt) for prompt in prompts[1]]

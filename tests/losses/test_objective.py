@@ -263,6 +263,15 @@ def test_shuffling_does_not_depend_on_the_batch():
         assert torch.equal(mine.attention["divergence"], theirs.attention["divergence"])
 
 
+def test_rollouts_are_shuffled_each_in_a_way_of_its_own():
+    """The same rollout under two names: two permutations, two losses."""
+    config = ObjectiveConfig(attention=AttentionLossConfig(handling="shuffle"))
+    one = make_rollout(9, problem=12)
+    first, second = step(make_model("qwen3", "sdpa"), [one, replace(one, id="other")], config).readings
+    assert not torch.allclose(first.attention["divergence"], second.attention["divergence"])
+    torch.testing.assert_close(first.token["divergence"], second.token["divergence"])
+
+
 def test_nan_in_the_output_head_is_reported_with_the_rollouts_id():
     rollouts = make_rollouts()
     scorer = Scorer(make_model("qwen3"))

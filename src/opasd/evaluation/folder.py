@@ -72,9 +72,9 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def _together(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     here, mine = _identity(there), _identity(asked)
     differing = [
-        f"{name} is {here.get(name)} there and {mine[name]} now"
-        for name in mine
-        if name not in ADDED and here.get(name) != mine[name]
+        f"{name} is {here.get(name)} there and {mine.get(name)} now"
+        for name in dict.fromkeys([*mine, *here])
+        if name not in ADDED and here.get(name) != mine.get(name)
     ]
     for part in ADDED:
         differing += [
