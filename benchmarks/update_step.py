@@ -15,6 +15,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,16 +53,22 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """What is run."""
+class Setup:
+    """A trainer."""
 
     model: str
-    length: int
-    rollouts: int
     budget: int
     layout: str
     checkpointing: bool
     liger: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a trainer is given."""
+
+    length: int
+    rollouts: int
     attention: bool
 
 
@@ -88,28 +95,27 @@ def make_rollouts(count: int, length: int, vocabulary: int, seed: int, *, spread
     return found
 
 
-def make_trainer(case: Case, folder: str, device: str) -> OPASDTrainer:
+def make_trainer(setup: Setup, folder: str, device: str) -> OPASDTrainer:
     torch.manual_seed(0)
-    vocabulary = 1024 if case.model == "tiny" else 151_936
-    config = Qwen3Config(vocab_size=vocabulary, max_position_embeddings=40_960, **SHAPES[case.model])
+    vocabulary = 1024 if setup.model == "tiny" else 151_936
+    config = Qwen3Config(vocab_size=vocabulary, max_position_embeddings=40_960, **SHAPES[setup.model])
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):
         torch.set_default_dtype(dtype)
         model = Qwen3ForCausalLM(config)
         torch.set_default_dtype(torch.float32)
-    if case.checkpointing:
+    if setup.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     method = OPASDConfig.model_validate(
         {
-            "objective": {"attention_weight": 0.5 if case.attention else 0.0},
-            "tokens_per_microbatch": case.budget,
-            "layout": case.layout,
+            "tokens_per_microbatch": setup.budget,
+            "layout": setup.layout,
             "validation": {"every": 0},
         }
     )
     arguments = TrainingArguments(
-        output_dir=folder, gradient_checkpointing=case.checkpointing, use_liger_kernel=case.liger, report_to=[],
+        output_dir=folder, gradient_checkpointing=setup.checkpointing, use_liger_kernel=setup.liger, report_to=[],
         gradient_checkpointing_kwargs={"use_reentrant": False}, use_cpu=device == "cpu", max_steps=1,
         learning_rate=5e-3,
     )  # fmt: skip
@@ -157,6 +163,16 @@ def gradient(trainer: OPASDTrainer, rollouts: list[Rollout]) -> torch.Tensor:
     return found
 
 
+def change(trainer: OPASDTrainer, settings: dict[str, Any]) -> None:
+    """Give a trainer another configuration."""
+
+    def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+        return old | {k: merge(old[k], v) if isinstance(v, dict) else v for k, v in new.items()}
+
+    trainer.config = OPASDConfig.model_validate(merge(trainer.config.model_dump(), settings))
+    trainer._scoring = None
+
+
 def disagreement(trainer: OPASDTrainer, seed: int) -> float:
     """How far the gradient is from that of padded rollouts, chunked losses and PEFT's layers, relative to its size.
 
@@ -166,10 +182,8 @@ def disagreement(trainer: OPASDTrainer, seed: int) -> float:
     step(trainer, rollouts[:2])
     fast = gradient(trainer, rollouts)
     before = trainer.config, trainer._scoring
-    plain = trainer.config.model_dump()
-    plain |= {"layout": "padded", "tokens_per_microbatch": 1}
-    plain["objective"]["token"]["impl"] = plain["objective"]["attention"]["impl"] = "chunked"
-    trainer.config, trainer._scoring = OPASDConfig.model_validate(plain), None
+    plain = {"impl": "chunked"}
+    change(trainer, {"layout": "padded", "tokens_per_microbatch": 1, "objective": {"token": plain, "attention": plain}})
     layers: list[Any] = [module for module in trainer.student.modules() if type(module) is FusedLinear]
     for layer in layers:
         layer.__class__ = Linear
@@ -180,41 +194,76 @@ def disagreement(trainer: OPASDTrainer, seed: int) -> float:
     return float((fast - slow).norm() / slow.norm())
 
 
-def run(case: Case, device: str, repeats: int, seed: int, traced: str | None) -> dict[str, Any]:
+def run(setup: Setup, cases: list[Case], device: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One trainer, all cases; those that differ in the attention loss alone take turns."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(case, folder, device)
-        error = disagreement(trainer, seed)
+        trainer = make_trainer(setup, folder, device)
+        error = disagreement(trainer, options.seed)
         if not error <= (0.1 if device == "cuda" else 1e-3):  # both are in bfloat16 there, through all layers
-            return {"error": error}
-        rollouts = make_rollouts(case.rollouts, case.length, unwrap(trainer.student).config.vocab_size, seed)
+            yield {"error": error}
+            return
         weights = sum(p.numel() * p.element_size() for p in trainer.student.parameters())
-        step(trainer, rollouts[: max(2, case.rollouts // 8)])
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = []
-        for _ in range(repeats):
+        vocabulary = unwrap(trainer.student).config.vocab_size
+        for (length, count), group in itertools.groupby(cases, lambda case: (case.length, case.rollouts)):
+            rollouts = make_rollouts(count, length, vocabulary, options.seed)
+            pair = list(group)
+            seconds: dict[Case, list[float]] = {case: [] for case in pair}
+            peaks = dict.fromkeys(pair, 0)
+            states = {}
+            for case in pair:  # warm
+                attend(trainer, case)
+                step(trainer, rollouts[: max(2, count // 16)])
+                states[case] = trainer.config, trainer._scoring
             begin = _now(device)
-            step(trainer, rollouts)
-            seconds.append(_now(device) - begin)
-        peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-        if traced:
-            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
-            with profile(activities=activities) as found:
-                step(trainer, rollouts[:8])
-            key = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-            with open(traced, "a") as file:
-                file.write(f"{case}\n{found.key_averages().table(sort_by=key, row_limit=40)}\n")
-        spent = statistics.median(seconds)
-        processed = sum(len(rollout.student_ids) + len(rollout.teacher_ids) for rollout in rollouts)
-        return {
-            "error": error,
-            "seconds": spent,
-            "operations": useful_operations(trainer, rollouts),
-            "processed": processed,
-            "ms_per_processed_token": 1e3 * spent / processed,
-            "peak_bytes": peak,
-            "weight_bytes": weights,
-        }
+            for turn in range(options.repeats):
+                if turn and _now(device) - begin > options.seconds * len(pair):
+                    break
+                for case in pair:
+                    trainer.config, trainer._scoring = states[case]
+                    spent, peak = timed_step(trainer, rollouts, device)
+                    seconds[case].append(spent)
+                    peaks[case] = max(peak, peaks[case])
+            if options.profile:
+                trace(trainer, rollouts[:16], f"{setup} {pair[-1]}", device, options.profile)
+            processed = sum(len(rollout.student_ids) + len(rollout.teacher_ids) for rollout in rollouts)
+            operations = useful_operations(trainer, rollouts)
+            for case in pair:
+                yield (
+                    dataclasses.asdict(setup)
+                    | dataclasses.asdict(case)
+                    | {
+                        "error": error,
+                        "seconds": statistics.median(seconds[case]),
+                        "repeats": seconds[case],
+                        "operations": operations,
+                        "processed": processed,
+                        "peak_bytes": peaks[case],
+                        "weight_bytes": weights,
+                    }
+                )
+
+
+def attend(trainer: OPASDTrainer, case: Case) -> None:
+    change(trainer, {"objective": {"attention_weight": 0.5 if case.attention else 0.0}})
+    trainer._scorer_of(trainer.student)
+
+
+def timed_step(trainer: OPASDTrainer, rollouts: list[Rollout], device: str) -> tuple[float, int]:
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    begin = _now(device)
+    step(trainer, rollouts)
+    return _now(device) - begin, torch.cuda.max_memory_allocated() if device == "cuda" else 0
+
+
+def trace(trainer: OPASDTrainer, rollouts: list[Rollout], title: str, device: str, path: str) -> None:
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
+    with profile(activities=activities) as found:
+        step(trainer, rollouts)
+        _now(device)
+    key = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    with open(path, "a") as file:
+        file.write(f"{title}\n{found.key_averages().table(sort_by=key, row_limit=45, max_name_column_width=90)}\n")
 
 
 def _now(device: str) -> float:
@@ -228,14 +277,15 @@ def main() -> None:
     parser.add_argument("--models", default="1.7b,4b,8b")
     parser.add_argument("--lengths", default="1300,4096")
     parser.add_argument("--rollouts", default="64", help="rollouts of a step; several to see the growth")
-    parser.add_argument("--budgets", default="16384", help="tokens of a micro-batch")
+    parser.add_argument("--budgets", default="32768", help="tokens of a micro-batch")
     parser.add_argument("--layouts", default="auto")
     parser.add_argument("--checkpointing", default="on", choices=["on", "off", "both"])
     parser.add_argument("--liger", default="off", choices=["on", "off", "both"])
     parser.add_argument("--attention", default="both", choices=["on", "off", "both"])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5, help="at most")
+    parser.add_argument("--seconds", type=float, default=15, help="of measuring a case, after which none is repeated")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--profile", help="append the profile of a step of eight rollouts to this file")
+    parser.add_argument("--profile", help="append the profile of a step of 16 rollouts to this file")
     parser.add_argument("--json", help="write the raw figures here")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -246,23 +296,25 @@ def main() -> None:
         f"{'attention':>10s}"
         f"{'seconds':>9s}{'ratio':>7s}{'TFLOP/s':>9s}{'share':>7s}{'ms/token':>10s}{'peak GiB':>10s}{'- weights':>10s}"
     )
-    rows = []
-    without = None
+    cases = [
+        Case(int(length), int(rollouts), attention)
+        for length in options.lengths.split(",")
+        for rollouts in options.rollouts.split(",")
+        for attention in switches[options.attention]
+    ]
+    rows: list[dict[str, Any]] = []
     for setting in itertools.product(
         options.models.split(","),
-        map(int, options.lengths.split(",")),
-        map(int, options.rollouts.split(",")),
         map(int, options.budgets.split(",")),
         options.layouts.split(","),
         switches[options.checkpointing],
         switches[options.liger],
-        switches[options.attention],
     ):
-        case = Case(*setting)
-        result = run(case, device, options.repeats, options.seed, options.profile)
-        rows.append(dataclasses.asdict(case) | result)
-        without = _print(case, result, without)
-        save(options.json, found, rows)
+        without = None
+        for row in run(Setup(*setting), cases, device, options):
+            rows.append(row)
+            without = _print(row, without)
+            save(options.json, found, rows)
         gc.collect()  # a trainer and its callbacks know one another
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -270,23 +322,21 @@ def main() -> None:
     print(f"\nms/token: of wall time for each token either role read. The paper, Qwen3-4B on 4 H100: {paper}.")
 
 
-def _print(case: Case, result: dict[str, Any], without: float | None) -> float | None:
-    left = (
-        f"{case.model:6s}{case.length:7d}{case.rollouts:9d}{case.budget:8d} {case.layout:7s}"
-        f"{case.checkpointing!s:>8s}{case.liger!s:>6s}{case.attention!s:>10s}"
-    )
-    if "seconds" not in result:
-        print(f"{left}  no speed: the gradient is off by {result['error']:.1e}", flush=True)
+def _print(row: dict[str, Any], without: float | None) -> float | None:
+    if "seconds" not in row:
+        print(f"no speed: the gradient is off by {row['error']:.1e}", flush=True)
         return without
-    speed = result["operations"] / result["seconds"]
-    ratio = f"{result['seconds'] / without:7.3f}" if without and case.attention else f"{'':7s}"
+    speed, gib = row["operations"] / row["seconds"], 2**30
+    ratio = f"{row['seconds'] / without:7.3f}" if without and row["attention"] else f"{'':7s}"
     print(
-        f"{left}{result['seconds']:9.3f}{ratio}{speed / 1e12:9.1f}{speed / PEAK:7.1%}"
-        f"{result['ms_per_processed_token']:10.4f}{result['peak_bytes'] / 2**30:10.1f}"
-        f"{(result['peak_bytes'] - result['weight_bytes']) / 2**30:10.1f}",
+        f"{row['model']:6s}{row['length']:7d}{row['rollouts']:9d}{row['budget']:8d} {row['layout']:7s}"
+        f"{row['checkpointing']!s:>8s}{row['liger']!s:>6s}{row['attention']!s:>10s}"
+        f"{row['seconds']:9.3f}{ratio}{speed / 1e12:9.1f}{speed / PEAK:7.1%}"
+        f"{1e3 * row['seconds'] / row['processed']:10.4f}{row['peak_bytes'] / gib:10.1f}"
+        f"{(row['peak_bytes'] - row['weight_bytes']) / gib:10.1f}",
         flush=True,
     )
-    return without if case.attention else result["seconds"]
+    return without if row["attention"] else row["seconds"]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from opasd import sources
 from opasd.config import ColumnConfig, DataConfig, RunConfig
@@ -460,6 +461,50 @@ def test_what_makes_a_row_bad(bad: Any, found: str) -> None:
 )
 def test_the_answer_is_text_or_none(answers: dict[str, Any], expected: str | None) -> None:
     assert load_problems([row(**answers)])[0].answer == expected
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("48 + 24 = 72 clips.\n#### 72", "72"), ("#### 1\nmore\n#### 1,000 \n", "1,000"), ("72", "72"),
+        ("####", "####"), ("####  ", None), (7, "7"), (None, None), ("  ", None),
+    ],
+)  # fmt: skip
+def test_an_answer_stands_where_its_pattern_says(cell: Any, expected: str | None) -> None:
+    columns = ColumnConfig(question="question", solution="work", answer="answer", answer_pattern=r"####\s*(.+?)\s*$")
+    rows = [{"question": "q", "work": "w", "answer": cell}]
+    assert load_problems(rows, DataConfig(columns=columns))[0].answer == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"), [("####", "has no group"), ("(", "no regular expression"), ("(?P<x", "no regular expression")]
+)
+def test_a_pattern_without_a_group_is_refused(pattern: str, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        ColumnConfig(answer_pattern=pattern)
+
+
+@given(count=st.integers(0, 8), start=st.none() | st.integers(0, 9), stop=st.none() | st.integers(0, 9))
+def test_rows_are_a_part_of_the_source(count: int, start: int | None, stop: int | None) -> None:
+    rows = [row(f"question {n}") for n in range(count)]
+    text = ":".join("" if edge is None else str(edge) for edge in (start, stop))
+    expected = [one["problem"] for one in rows[start:stop]]
+    report = DataReport()
+    try:
+        found = [problem.question for problem in iter_problems(rows, DataConfig(rows=text), report)]
+    except DataError:
+        found = []
+    assert found == expected
+    assert report.kept == report.rows == len(expected)
+
+
+def test_parts_of_a_file_keep_their_row_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, ".jsonl", [row(f"question {n}") for n in range(6)])
+    held, rest = (load_problems(path, DataConfig(rows=rows)) for rows in (":2", "2:"))
+    assert [problem.id.rpartition(":")[2] for problem in (*held, *rest)] == ["1", "2", "3", "4", "5", "6"]
+    for bad in ("2", "-1:", "1:2:3", "a:", "1 :2"):
+        with pytest.raises(ValidationError, match="rows"):
+            DataConfig(rows=bad)
 
 
 def test_a_named_answer_column_must_be_there() -> None:

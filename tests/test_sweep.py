@@ -40,7 +40,8 @@ PAPER = ("main", "divergence", "lambda", "layers", "handling", "clipping", "obje
 
 
 def test_every_table_of_the_paper_has_a_sweep_for_its_models_and_one_for_the_lab() -> None:
-    assert {*PAPER, *(f"lab-{name}" for name in PAPER), "teachers", "lab-teachers", "families"} == set(sweep_names())
+    others = {"teachers", "lab-teachers", "families", "gsm8k"}
+    assert {*PAPER, *(f"lab-{name}" for name in PAPER), *others} == set(sweep_names())
     for name in PAPER:
         paper, lab = load_sweep([name]), load_sweep([f"lab-{name}"])
         assert all(run.expects or run.config.train.seed != 42 for run in paper.runs)
@@ -168,6 +169,9 @@ def test_values_that_look_alike_have_names_of_their_own() -> None:
         ("runs: [lab, {recipe: lab, name: other}]", "lab and other are the same run"),
         ("runs: [lab-base, {recipe: lab, evaluate_only: true, name: b}]", "lab-base and b are the same run"),
         ("runs: [{recipe: lab, name: logs}]", "may not be named logs"),
+        ("runs: [{recipe: lab, name: Logs}]", "may not be named Logs"),
+        ("runs: [{recipe: lab, name: none}]", "may not be named none"),
+        ("runs: [{recipe: lab, name: 'NULL'}]", "may not be named NULL"),
         ("runs: [labb]", 'run 1: no recipe "labb"; did you mean lab'),
         ("runs: [3]", "run 1: got 3"),
         ("runs: [{recipe: lab, sett: {}}]", r"sett: unknown key; did you mean set\?"),

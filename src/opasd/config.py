@@ -1,5 +1,6 @@
 """The configuration: every field documented once, here; `--help` and the docs reuse the text. Imports no torch."""
 
+import re
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -39,6 +40,19 @@ class ColumnConfig(Section):
     """Column with the verified worked solution. Null: there is none, which is enough for answering but not to train."""
     answer: str | None = None
     """Column with the final answer, for grading. Unset: the column `answer` (or `Answer`) is used if there is one."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group is the answer in its column; a text without it is the answer itself."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str | None) -> str | None:
+        try:
+            groups = 1 if pattern is None else re.compile(pattern).groups
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"got {pattern!r}, no regular expression ({error})") from None
+        if groups == 0:
+            raise ValueError(f"got {pattern!r}, which has no group; put parentheses around the answer: '####\\s*(.+)'")
+        return pattern
 
 
 class DataConfig(Section):
@@ -52,6 +66,8 @@ class DataConfig(Section):
     """Name of a hub data set's configuration, if it has several."""
     split: str = "train"
     """Split to read."""
+    rows: str | None = Field(default=None, pattern=r"^[0-9]{0,18}:[0-9]{0,18}$")
+    """Rows of the split to read, counted from 0, such as `400:` to train on and `:400` to validate on. Unset: all."""
     columns: ColumnConfig = ColumnConfig()
     """Column mapping."""
     on_bad_row: BadRow = "stop"
@@ -319,7 +335,7 @@ class OPASDConfig(Section):
     layout: Layout = "auto"
     """How rollouts share a forward: one after another in a row (`packed`) or `padded` to one length. `auto` packs on a
     GPU wherever the model allows it."""
-    tokens_per_microbatch: int = Field(default=16_384, gt=0)
+    tokens_per_microbatch: int = Field(default=32_768, gt=0)
     """Rollouts share a forward up to this many tokens, counted on the teacher's contexts; bounds memory."""
     save_samples_every: int = Field(default=10, ge=0)
     """Steps between records of sampled completions; 0 keeps none."""
@@ -381,8 +397,8 @@ class TrainConfig(Section):
     """Mixed precision in bfloat16, for weights kept in float32."""
     fp16: bool = False
     """Mixed precision in float16, for weights kept in float32."""
-    use_liger_kernel: bool = False
-    """Fused norms, rotary embeddings and activations of liger-kernel, on a GPU."""
+    use_liger_kernel: bool | None = None
+    """Fused norms, rotary embeddings and activations of liger-kernel. Unset: on a GPU, where it is installed."""
     save_steps: int = Field(default=25, gt=0)
     """Steps between checkpoints."""
     save_total_limit: int | None = Field(default=3, gt=0)

@@ -19,6 +19,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, cast, overload
 
 from opasd.config import ColumnConfig, DataConfig
@@ -113,7 +114,8 @@ def iter_problems(
     Deduplication remembers 16 bytes a question; a sample holds its own problems and yields them after one whole pass.
     """
     report = DataReport() if report is None else report
-    rows = rows_of(config.source if source is None else source, config, report)
+    start, stop = (int(edge) if edge else None for edge in (config.rows or ":").split(":"))
+    rows = islice(rows_of(config.source if source is None else source, config, report), start, stop)
     problems = _filtered(_checked(rows, config, report), config, report)
     for problem in _sampled(problems, config, report):
         report.kept += 1
@@ -174,7 +176,10 @@ def _answer(row: Mapping[str, Any], columns: ColumnConfig) -> str | None:
     if column is None or value is None:
         return None
     if isinstance(value, str):
-        return _readable(value, column) if value.strip() else None
+        text = _readable(value, column)
+        if columns.answer_pattern and (found := re.search(columns.answer_pattern, text)):
+            text = found[1] or ""
+        return text if text.strip() else None
     if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise BadRow(column, f"is {_found(value)}, not text or a number")

@@ -22,6 +22,7 @@ from transformers import (
     set_seed,
 )
 from transformers.utils import logging
+from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.card import model_card
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
@@ -177,6 +178,9 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
         raise ConfigError(f"train.extra: {', '.join(unknown)} is no field of TrainingArguments; see its documentation")
     settings: dict[str, Any] = config.model_dump(exclude={"extra"}) | {"report_to": list(config.report_to)}
     settings |= config.extra
+    if settings["use_liger_kernel"] is None:
+        on_gpu = torch.cuda.is_available() and not settings.get("use_cpu")
+        settings["use_liger_kernel"] = on_gpu and is_liger_kernel_available()
     try:
         return TrainingArguments(output_dir=str(folder), **settings)
     except (ValueError, ImportError) as error:

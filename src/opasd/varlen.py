@@ -148,6 +148,31 @@ def _varlen() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
+@functools.cache
+def _shares_keys() -> bool:
+    """Whether a release that is not asked for it (`enable_gqa`) lets several query heads share a key head all the same:
+    its kernels do, and repeated keys would be copied in every layer."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = torch.tensor([0, 3, 8], dtype=torch.int32, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    numbers = [torch.randn(8, heads, 64, device="cuda", generator=generator).bfloat16() for heads in (4, 2, 2, 4)]
+
+    def run(repeats: int) -> list[Tensor]:
+        query, key, value = (tensor.clone().requires_grad_() for tensor in numbers[:3])
+        wide_key, wide_value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
+        output = varlen_attn(query, wide_key, wide_value, ends, ends, 5, 5)
+        assert isinstance(output, Tensor)
+        return [output, *torch.autograd.grad(output, (query, key, value), numbers[3])]
+
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        try:
+            found, expected = run(1), run(2)
+        except (RuntimeError, ValueError):
+            return False
+    return all(torch.allclose(a.float(), b.float(), atol=0.02, rtol=0.02) for a, b in zip(found, expected, strict=True))
+
+
 def _by_torch(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int,
     scaling: float | None, window: int | None, _dropout: float,
@@ -165,10 +190,11 @@ def _by_torch(
         query = query * (scaling * query.shape[-1] ** 0.5)
     if "enable_gqa" in _varlen():
         options["enable_gqa"] = True
-    elif query.shape[1] != key.shape[1]:
+    elif query.shape[1] != key.shape[1] and not _shares_keys():
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    # squeezed and not indexed, whose gradient would be a copy
+    query_NHD, key_NKD, value_NKD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     output = varlen_attn(query_NHD, key_NKD, value_NKD, ends, ends, longest, longest, **options)
     assert isinstance(output, Tensor)
     return output[None]

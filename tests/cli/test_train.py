@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from opasd.cli.train import check_changes
-from opasd.config import RunConfig, TrainConfig
+from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.errors import ConfigError
 from opasd.run import RunFolder
 from tests.cli.conftest import CommandLine
@@ -44,6 +44,27 @@ def test_only_a_constant_schedule_lets_steps_grow() -> None:
     with pytest.raises(ConfigError, match="linear schedule"):
         check_changes(old, new)
     check_changes(new, new)
+
+
+def test_a_run_goes_on_where_model_and_data_lie_elsewhere(tmp_path: Path) -> None:
+    def at(folder: Path, data: str = "train.jsonl", revision: str | None = None) -> RunConfig:
+        held_out = {"x": DataConfig(source=str(folder / "test.jsonl"))}
+        model = ModelConfig(name_or_path=str(folder / "model"), revision=revision)
+        return RunConfig(model=model, data=DataConfig(source=str(folder / data)), validation_data=held_out)
+
+    old, new = at(Path("/gone")), at(tmp_path)
+    with pytest.raises(ConfigError, match="changed model.name_or_path, data.source, validation_data would mix"):
+        check_changes(old, new)
+    for name in ("model", "train.jsonl", "other.jsonl", "test.jsonl"):
+        (tmp_path / name).mkdir()
+    check_changes(old, new)
+    with pytest.raises(ConfigError, match="changed data.source would mix"):
+        check_changes(old, at(tmp_path, "other.jsonl"))
+    with pytest.raises(ConfigError, match="changed model.revision would mix"):
+        check_changes(old, at(tmp_path, revision="main"))
+    hub = [RunConfig(model=ModelConfig(name_or_path=name)) for name in ("one/Model", "two/Model")]
+    with pytest.raises(ConfigError, match="changed model.name_or_path would mix"):
+        check_changes(*hub)
 
 
 def test_exit_codes_of_a_stopped_run_a_mistake_and_a_bug(opasd: CommandLine) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from opasd.cli._plan import arithmetic
 from opasd.config import RunConfig
+from opasd.data import Problem, load_problems
 from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_yaml, read_yaml
@@ -142,6 +143,18 @@ def test_the_lab_is_small(name: str) -> None:
     assert batch["problems_per_step"] == 32
     assert batch["steps"] <= (20 if "short" in name else 40)
     assert (config.model.name_or_path, config.data.source) == ("lab", "lab")
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.group == "small"])
+def test_small_recipes_hold_problems_out_to_choose_settings_by(name: str) -> None:
+    config = RECIPES[name].config()
+    assert arithmetic(config, 1)["problems_per_step"] == 64
+    held = config.validation_data["gsm8k"]
+    assert (held.rows, config.data.rows) == (":400", "400:")
+    assert held.model_copy(update={"rows": config.data.rows}) == config.data
+    rows = [{"question": "q", "answer": "48/2 = 24\n48+24 = 72\n#### 72"}]
+    found = load_problems(rows, config.data.model_copy(update={"rows": None}))
+    assert list(found) == [Problem("q", "48/2 = 24\n48+24 = 72\n#### 72", "72", "memory:1")]
 
 
 def test_expected_numbers_are_those_of_the_file_of_facts() -> None:

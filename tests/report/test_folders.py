@@ -1,7 +1,9 @@
 """Folders as they are found: whole, cut, damaged, growing, hostile."""
 
 import fcntl
+import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,40 @@ def test_a_cut_last_line_a_damaged_one_and_bytes_that_are_no_text(tmp_path):
     assert run.spending.steps == 4
     assert run.samples[-1].text == "\ufffd\ufffd broken \ufffd"
     assert run.samples[-1].tokens == 3
+
+
+def test_a_moved_sweeps_evaluations_find_their_runs(tmp_path):
+    made = tmp_path / "made"
+    for name in ("one", "two"):
+        make_evaluation(made / f"{name}.evaluation", {name: make_run(made, name)})
+    make_evaluation(made / "base.evaluation", {"base": None})
+    shutil.copytree(made, tmp_path / "moved")
+    for gone in (False, True):
+        runs = read_runs([tmp_path / "moved"])
+        assert [(run.name, run.state, len(run.results) > 0) for run in runs] == [
+            ("base", "evaluated", True), ("one", "finished", True), ("two", "finished", True),
+        ]  # fmt: skip
+        if not gone:
+            shutil.rmtree(made)
+    lonely = tmp_path / "elsewhere" / "one.evaluation"
+    shutil.copytree(tmp_path / "moved" / "one.evaluation", lonely)
+    assert len(read_runs([tmp_path / "moved" / "one", lonely])) == 2
+
+
+def test_gzipped_files_are_read_as_they_are(tmp_path):
+    path, other = (make_run(tmp_path / folder, "one", steps=8, samples=6) for folder in "ab")
+    evaluation = make_evaluation(tmp_path / "e", {"one": path})
+    plain = make(read_runs([path, evaluation])).page.html()
+    for file in (path / "metrics.jsonl", path / "samples.jsonl", evaluation / "samples.jsonl"):
+        (file.parent / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    assert make(read_runs([path, evaluation])).page.html() == plain
+    packed = path / "metrics.jsonl.gz"
+    for damage, told in ((packed.read_bytes()[:-30], "cannot be read"), (b"no gzip", "Not a gzipped file")):
+        packed.write_bytes(damage)
+        assert any(note.startswith("metrics.jsonl cannot be read") and told in note for note in read_run(path).notes)
+    (other / "metrics.jsonl.gz").write_bytes(b"a file that is there wins")
+    assert read_run(other).notes == []
 
 
 @pytest.mark.parametrize("missing", ["config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl"])

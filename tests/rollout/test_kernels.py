@@ -1,8 +1,11 @@
 """The kernels of a decoding step against plain PyTorch: compiled where there is a GPU, else in Triton's interpreter."""
 
+import sys
+
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.integrations.liger import apply_liger_kernel
 
 from opasd.lora import speed_up
 from opasd.rollout import decoding, fusing, slots
@@ -119,6 +122,48 @@ def test_fused_models_give_the_same_tokens(family, norm, adapted):
     assert fusing._verdicts
     assert all(fusing._verdicts.values())
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_kernels_here")
+def test_models_under_liger_give_the_same_tokens():
+    """Its norms are replaced for a decoding step like the model's own, and come back."""
+    pytest.importorskip("liger_kernel")
+    model, prompts = add_lora(here("qwen3")), make_prompts((9, 1))
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 8})
+    expected = TransformersEngine(model, frozenset(), decoding="padded").generate(prompts, sampling, range(2))
+    namespace = vars(sys.modules[type(model.base_model.model).__module__])
+    own = dict(namespace)
+    try:
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
+        before = {module: module.forward for module in model.modules() if "forward" in module.__dict__}
+        assert before
+        found = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
+        assert found == expected
+        assert all(fusing._verdicts.values())
+        assert {module: module.forward for module in model.modules() if "forward" in module.__dict__} == before
+    finally:
+        namespace.update(own)
+
+
+@pytest.mark.usefixtures("_kernels_here")
+def test_another_forward_stays_and_ligers_does_not():
+    model = here("qwen3")
+    norms = [module for module in model.modules() if type(module).__name__ == "Qwen3RMSNorm"]
+
+    def other(x, norm=norms[0]):
+        return type(norm).forward(norm, x)
+
+    def ligers(x, norm=norms[1]):
+        return type(norm).forward(norm, x)
+
+    ligers.__module__ = "liger_kernel.transformers.rms_norm"
+    norms[0].forward, norms[1].forward = other, ligers
+    with fusing.fused(model):
+        assert norms[0].forward is other
+        assert norms[1].forward is not ligers
+    assert norms[1].forward is ligers
+    assert "forward" not in norms[2].__dict__
 
 
 @pytest.mark.usefixtures("_kernels_here")

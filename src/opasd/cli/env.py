@@ -12,6 +12,7 @@ NEEDED_FOR = {
     "bitsandbytes": "model.adaptation: qlora",
     "vllm": "rollout.engine: vllm",
     "flash-attn": "model.attn_implementation: flash_attention_2",
+    "liger-kernel": "fused norms, rotary embeddings and activations on a GPU",
     "triton": "fused kernels (comes with torch for CUDA)",
     "deepspeed": "`accelerate launch` with DeepSpeed",
     "wandb": "train.report_to: wandb",

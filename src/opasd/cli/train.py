@@ -19,7 +19,7 @@ from opasd.cli import EXIT_CODES, STOPPED, USER_MISTAKE
 from opasd.cli._options import ConfigOptions, parse
 from opasd.cli._plan import check
 from opasd.cli._processes import Processes, relaunch
-from opasd.config import RunConfig
+from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.checking import leaves
 from opasd.run import RunFolder, check_name, run_name
@@ -42,7 +42,7 @@ class TrainOptions(ConfigOptions):
 
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Continue the run in this folder from its newest checkpoint, with the configuration it was started with. Only
-    what does not alter a step may change, such as a larger train.max_steps."""
+    what does not alter a step may change, such as a larger train.max_steps or the folder that the model lies in."""
     num_processes: int | None = None
     """Train with this many processes on this machine, through `accelerate launch`. Unset: one, or what launched us."""
 
@@ -127,7 +127,8 @@ def _folder(config: RunConfig, name: str, earlier: RunFolder | None, held: ExitS
 
 def check_changes(old: RunConfig, new: RunConfig) -> None:
     """Refuse to continue a run with a configuration under which its earlier steps would have been others."""
-    changed = [".".join(path) for path, _ in leaves() if _at(old, path) != _at(new, path)]
+    moved = _moved_back(old, new)
+    changed = [".".join(path) for path, _ in leaves() if _at(old, path) != _at(moved, path)]
     if refused := [path for path in changed if not any(f"{path}.".startswith(f"{name}.") for name in HARMLESS)]:
         raise ConfigError(
             f"--resume with a changed {', '.join(refused)} would mix two runs; only {', '.join(HARMLESS)} may change. "
@@ -144,6 +145,21 @@ def check_changes(old: RunConfig, new: RunConfig) -> None:
             f"train.max_steps: the {schedule} schedule of the learning rate depends on it; it may only grow with a "
             "constant one. Start a new run"
         )
+
+
+def _moved_back(old: RunConfig, new: RunConfig) -> RunConfig:
+    """`new` with model and data where `old` has them, if they lie under the same name elsewhere on this machine."""
+
+    def back(before: str, now: str) -> str:
+        return before if os.path.exists(now) and Path(now).name == Path(before).name else now
+
+    def data(before: DataConfig | None, now: DataConfig) -> DataConfig:
+        return now.model_copy(update={"source": back(before.source, now.source)}) if before else now
+
+    model = new.model.model_copy(update={"name_or_path": back(old.model.name_or_path, new.model.name_or_path)})
+    held_out = {name: data(old.validation_data.get(name), now) for name, now in new.validation_data.items()}
+    changes = {"model": model, "data": data(old.data, new.data), "validation_data": held_out}
+    return new.model_copy(update=changes)
 
 
 def _at(config: RunConfig, path: tuple[str, ...]) -> Any:

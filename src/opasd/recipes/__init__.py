@@ -1,9 +1,10 @@
 """Recipes: YAML files that hold what differs from the defaults or, with `extends`, from another recipe.
 
 The packaged ones lie in folders: `lab` (the embedded model), `paper` (one for each published number), `open` (what the
-paper leaves open). Five keys do not reach a run: `extends` (another recipe's name, or a file relative to this one),
-`description` (one line), `expects` (the published number it should reproduce), `evaluate` (how `opasd sweep` evaluates
-the result; a parent's holds too) and `evaluate_only` (the model as it is: nothing is trained; a parent's holds too).
+paper leaves open), `small` (a pretrained model on one GPU, in minutes). Five keys do not reach a run: `extends`
+(another recipe's name, or a file relative to this one), `description` (one line), `expects` (the published number it
+should reproduce), `evaluate` (how `opasd sweep` evaluates the result; a parent's holds too) and `evaluate_only` (the
+model as it is: nothing is trained; a parent's holds too).
 
     config = load_recipe("opasd-qwen3-1.7b").config()
 """
@@ -26,6 +27,7 @@ GROUPS = {
     "lab": "The embedded model and task: no download, minutes on a CPU",
     "paper": "The paper's experiments, each with its published number (`opasd recipes show NAME`)",
     "open": "What the paper leaves open; no published numbers",
+    "small": "A small pretrained model on one GPU, in minutes",
 }
 """The folders of packaged recipes, and what is in them."""
 _MAX_PARENTS = 16

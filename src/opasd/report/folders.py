@@ -7,11 +7,14 @@ Nothing in a folder is trusted: a line that is no JSON object is counted and pas
 replacement characters, and a value of the wrong kind is a missing one.
 """
 
+import gzip
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,6 +93,8 @@ class Run:
     """Of evaluations."""
     origin: str = ""
     """What an evaluated model is: its adapter's folder, or nothing for a base."""
+    beside: Path | None = None
+    """The folder that an evaluation lies in."""
     attention: list[dict[str, Any]] = field(default_factory=list)
     """Records of the attention viewer."""
     notes: list[str] = field(default_factory=list)
@@ -197,6 +202,7 @@ def read_evaluation(path: Path) -> list[Run]:
         folder = Path(str(about["run"])) if about.get("run") else path
         models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
         models[name].results = _results(evaluation, name, whole, "evaluation.json")
+        models[name].beside = path.resolve().parent
     asked = {
         (str(row.get("benchmark")), str(row.get("problem"))): row
         for row in _rows(path / "problems.jsonl", whole, "questions are shown by their names")
@@ -229,7 +235,7 @@ def _expand(path: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "metrics.jsonl.gz"))
 
 
 def _is_evaluation(path: Path) -> bool:
@@ -244,6 +250,10 @@ def _attach(runs: list[Run], answered: Run) -> None:
         if (run.state != "evaluated" and same_folder(answered.origin, run.path))
         or (run.state == answered.state and (run.name, run.origin) == (answered.name, answered.origin))
     ]
+    # A sweep's folder may have been moved: then runs still lie beside their evaluations, under their old names.
+    if not same and answered.origin and answered.beside:
+        moved = answered.beside / Path(answered.origin).name
+        same = [run for run in runs if run.state != "evaluated" and run.path.resolve() == moved]
     if not same:
         runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
         return
@@ -390,7 +400,7 @@ def _rows(path: Path, run: Run, consequence: str) -> Iterator[dict[str, Any]]:
     damaged: list[int] = []
     cut, count = False, 0
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             for place, line in enumerate(file, 1):
                 row = _parsed(line)
                 if row is not None:
@@ -403,8 +413,9 @@ def _rows(path: Path, run: Run, consequence: str) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         run.notes.append(f"{path.name} is missing: {consequence}")
         return
-    except OSError as error:
-        run.notes.append(f"{path.name} cannot be read ({error.strerror}): {consequence}")
+    except (OSError, EOFError, zlib.error) as error:
+        what = (isinstance(error, OSError) and error.strerror) or str(error)
+        run.notes.append(f"{path.name} cannot be read ({what}): {consequence if not count else 'the rest is left out'}")
         return
     if cut:
         run.notes.append(f"{path.name}: the last line is cut and left out")
@@ -413,6 +424,12 @@ def _rows(path: Path, run: Run, consequence: str) -> Iterator[dict[str, Any]]:
         run.notes.append(f"{path.name}: {len(damaged)} damaged lines are left out (line {named})")
     if not count and not cut and not damaged:
         run.notes.append(f"{path.name} is empty: {consequence}")
+
+
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
+    """The file, or where it is not there what `gzip` made of it."""
+    packed = path.with_name(f"{path.name}.gz")
+    return gzip.open(packed) if packed.exists() and not path.exists() else path.open("rb")
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -31,14 +31,27 @@ def fused(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             forward = _norm(module) or _adapted(module)
             if forward is not None:
+                if "forward" in module.__dict__:
+                    stack.callback(module.__dict__.__setitem__, "forward", module.__dict__["forward"])
+                else:
+                    stack.callback(module.__dict__.pop, "forward")
                 module.forward = forward
-                stack.callback(module.__dict__.pop, "forward")
         for name in {type(module).__module__ for module in model.modules()}:
             namespace = sys.modules[name].__dict__
             if callable(original := namespace.get("apply_rotary_pos_emb")):
                 namespace["apply_rotary_pos_emb"] = _rotary(original)
                 stack.callback(namespace.__setitem__, "apply_rotary_pos_emb", original)
         yield
+
+
+def _is_wrapped(module: nn.Module) -> bool:
+    """Whether the module was given another forward, which may do more than its class says; liger-kernel's does not."""
+    forward = module.__dict__.get("forward")
+    return forward is not None and not _is_ligers(forward)
+
+
+def _is_ligers(function: Callable[..., Any]) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -49,7 +62,7 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     is_norm = type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.ndim == 1
-    if not is_norm or not isinstance(eps, float) or "forward" in module.__dict__:
+    if not is_norm or not isinstance(eps, float) or _is_wrapped(module):
         return None
     assert isinstance(weight, Tensor)
 
@@ -79,6 +92,8 @@ def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
     def agrees(query: Tensor) -> bool:
         D = query.shape[-1]
         given = [_numbers(*shape, like=query) for shape in ((3, 4, 1, D), (3, 2, 1, D), (3, 1, D), (3, 1, D))]
+        if _is_ligers(original):  # which counts on the angles' two halves being the same, as they are in every model
+            given[2:] = [torch.cat([angles[..., : D // 2]] * 2, -1) for angles in given[2:]]
         return _close(kernels.rotate(*given), original(*given))
 
     def apply(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +117,7 @@ def _adapted(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     if not isinstance(module, Linear) or type(module) not in (Linear, FusedLinear):
         return None
-    if "forward" in module.__dict__ or module.disable_adapters or module.merged:
+    if _is_wrapped(module) or module.disable_adapters or module.merged:
         return None
     active = [name for name in module.active_adapters if name in module.lora_A]
     base = module.base_layer

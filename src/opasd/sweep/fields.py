@@ -19,6 +19,8 @@ Settings = Mapping[str, Any]
 """Values by dotted name."""
 OURS = {"name": "runs are named by what differs", "output_dir": "runs are made in the sweep's folder, see --output"}
 """Fields that a sweep sets itself."""
+NO_TEXT = ("none", "null")
+"""Texts that a command line takes for no value."""
 
 
 def kind_of(field: str, root: type[Section] = RunConfig, prefix: str = "") -> Any:
@@ -50,7 +52,7 @@ def kind_of(field: str, root: type[Section] = RunConfig, prefix: str = "") -> An
 def check_value(field: str, value: Any) -> None:
     """Refuse a text that `opasd train` would take for no text."""
     kind = kind_of(field)
-    if isinstance(value, str) and value.lower() in ("none", "null") and {str, NoneType} <= set(get_args(kind)):
+    if isinstance(value, str) and value.lower() in NO_TEXT and {str, NoneType} <= set(get_args(kind)):
         raise ConfigError(f"{field}: the text {value!r} cannot be told from null on a command line; give another text")
 
 

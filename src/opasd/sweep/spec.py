@@ -30,7 +30,7 @@ from opasd.recipes.checking import explain, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
 from opasd.recipes.reading import parse_value, read_yaml
 from opasd.run import check_name
-from opasd.sweep.fields import Settings, check_value, nested
+from opasd.sweep.fields import NO_TEXT, Settings, check_value, nested
 
 FILES = Path(__file__).parent / "files"
 BASE = "base"
@@ -350,7 +350,7 @@ def _check(runs: Sequence[Planned], where: str) -> None:
     if twice := [name for name, count in names.items() if count > 1]:
         raise ConfigError(f"{where}: two runs are named {', '.join(twice)}; give one of them another name:")
     for run in runs:
-        if run.name in RESERVED or run.name.endswith(EVALUATION):
+        if run.name.lower() in (*RESERVED, *NO_TEXT) or run.name.endswith(EVALUATION):
             raise ConfigError(f"{where}: a run may not be named {run.name}; give it another name:")
         check_name(run.name)
 
