@@ -4,8 +4,8 @@
 
 Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own step. Useful operations are those of one forward of
 each role and the student's gradient to its activations and adapters; what checkpointing repeats is not counted. A speed
-is printed only if the gradient after an optimizer step agrees with that of one rollout at a time, padded, with the
-chunked losses and PEFT's own layers.
+is printed only if the gradient after an optimizer step is no further from that in float32 than a plain one in bfloat16
+is: one rollout at a time, padded, the chunked losses and PEFT's own layers.
 """
 
 import argparse
@@ -173,34 +173,41 @@ def change(trainer: OPASDTrainer, settings: dict[str, Any]) -> None:
     trainer._scoring = None
 
 
-def disagreement(trainer: OPASDTrainer, seed: int) -> float:
-    """How far the gradient is from that of padded rollouts, chunked losses and PEFT's layers, relative to its size.
+def errors(trainer: OPASDTrainer, seed: int) -> tuple[float, float]:
+    """How far this trainer's gradient and a plain one's are from the plain one's in float32, relative to its size.
 
     After a step, whose change of the weights must have reached everything that was made of them."""
-    vocabulary = unwrap(trainer.student).config.vocab_size
-    rollouts = make_rollouts(5, 200, vocabulary, seed + 1)
+    model = trainer.student
+    rollouts = make_rollouts(5, 200, unwrap(model).config.vocab_size, seed + 1)
     step(trainer, rollouts[:2])
     fast = gradient(trainer, rollouts)
-    before = trainer.config, trainer._scoring
+    before = trainer.config
     plain = {"impl": "chunked"}
     change(trainer, {"layout": "padded", "tokens_per_microbatch": 1, "objective": {"token": plain, "attention": plain}})
-    layers: list[Any] = [module for module in trainer.student.modules() if type(module) is FusedLinear]
+    layers: list[Any] = [module for module in model.modules() if type(module) is FusedLinear]
     for layer in layers:
         layer.__class__ = Linear
     slow = gradient(trainer, rollouts)
+    frozen = [(parameter, parameter.dtype) for parameter in model.parameters() if not parameter.requires_grad]
+    for parameter, _ in frozen:
+        parameter.data = parameter.data.float()
+    trainer._scoring = None
+    exact = gradient(trainer, rollouts)
+    for parameter, dtype in frozen:
+        parameter.data = parameter.data.to(dtype)
     for layer in layers:
         layer.__class__ = FusedLinear
-    trainer.config, trainer._scoring = before
-    return float((fast - slow).norm() / slow.norm())
+    trainer.config, trainer._scoring = before, None
+    return float((fast - exact).norm() / exact.norm()), float((slow - exact).norm() / exact.norm())
 
 
 def run(setup: Setup, cases: list[Case], device: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One trainer, all cases; those that differ in the attention loss alone take turns."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(setup, folder, device)
-        error = disagreement(trainer, options.seed)
-        if not error <= (0.1 if device == "cuda" else 1e-3):  # both are in bfloat16 there, through all layers
-            yield {"error": error}
+        error, plain_error = errors(trainer, options.seed)
+        if not error <= max(1.1 * plain_error, 1e-3):
+            yield {"error": error, "plain_error": plain_error}
             return
         weights = sum(p.numel() * p.element_size() for p in trainer.student.parameters())
         vocabulary = unwrap(trainer.student).config.vocab_size
@@ -324,7 +331,9 @@ def main() -> None:
 
 def _print(row: dict[str, Any], without: float | None) -> float | None:
     if "seconds" not in row:
-        print(f"no speed: the gradient is off by {row['error']:.1e}", flush=True)
+        print(
+            f"no speed: the gradient is off by {row['error']:.1e}, a plain one by {row['plain_error']:.1e}", flush=True
+        )
         return without
     speed, gib = row["operations"] / row["seconds"], 2**30
     ratio = f"{row['seconds'] / without:7.3f}" if without and row["attention"] else f"{'':7s}"

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from opasd.capture import AttentionCapture, attention_modules
+from opasd.capture import AttentionCapture, attention_modules, settle
 from opasd.errors import CaptureError
 from opasd.losses.attention import attention_rows
 from opasd.scoring import pack
@@ -49,7 +49,7 @@ def test_unpadded_equals_eager(family):
     with torch.no_grad():
         expected = eager_rows(family, layers, input_ids=ids)
     for row in range(2):
-        capture.verify(row, 0, LENGTH)
+        settle(capture.verify(row, 0, LENGTH))
         for mine, theirs in zip(captured_rows(capture, row, 0, LENGTH), expected, strict=True):
             torch.testing.assert_close(mine, theirs[row], atol=1e-5, rtol=0)
     assert capture.is_hybrid == (family in HYBRID)
@@ -73,7 +73,7 @@ def test_padding_on_either_side_changes_nothing(family):
     mask[0, :15] = 0
     run(capture, model, input_ids=left, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp_min(0))
     torch.testing.assert_close(captured_rows(capture, 0, 15, LENGTH)[0], alone, atol=1e-5, rtol=0)
-    capture.verify(0, 15, LENGTH)
+    settle(capture.verify(0, 15, LENGTH))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in HYBRID])
@@ -83,7 +83,7 @@ def test_packing_changes_nothing(family):
     assert places == [(0, 0, 15), (0, 15, 40)]
     capture = AttentionCapture(model)
     run(capture, model, **inputs)
-    capture.verify(*places[1])
+    settle(capture.verify(*places[1]))
     packed = [captured_rows(capture, *place)[0] for place in places]
     for rows, part in zip(packed, (ids[:, :15], ids[:, 15:]), strict=True):
         run(capture, model, input_ids=part)
@@ -205,7 +205,7 @@ def test_attention_that_is_not_what_queries_and_keys_say_is_refused(slope, dtype
         capture = AttentionCapture(model)
         run(capture, model, input_ids=random_ids(1))
         with pytest.raises(CaptureError, match="the llama model's attention under .*'opasd_test_biased'"):
-            capture.verify(0, 0, LENGTH)
+            settle(capture.verify(0, 0, LENGTH))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -215,7 +215,7 @@ def test_low_precision_is_no_reason_to_refuse(family, dtype):
     capture = AttentionCapture(model)
     run(capture, model, input_ids=random_ids())
     for row in range(2):
-        capture.verify(row, 0, LENGTH)
+        settle(capture.verify(row, 0, LENGTH))
     assert capture.layers[0].layer.query_BHND.dtype == dtype
 
 
@@ -264,8 +264,8 @@ def test_dropout_is_not_mistaken_for_a_wrong_capture():
     model.train()
     capture = AttentionCapture(model)
     run(capture, model, input_ids=random_ids(1))
-    capture.verify(0, 0, LENGTH)  # on the output without dropout
+    settle(capture.verify(0, 0, LENGTH))  # on the output without dropout
     value, output = capture.layers[0].evidence
     capture._captured[capture.modules[0]] = replace(capture.layers[0], evidence=(value, output * 1.01))
     with pytest.raises(CaptureError, match="attention"):
-        capture.verify(0, 0, LENGTH)
+        settle(capture.verify(0, 0, LENGTH))

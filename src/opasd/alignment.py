@@ -12,11 +12,13 @@ What only one context has (an empty think block) is shared with nothing. A query
 Shapes: T tokens of the response, J shared positions, P solution positions.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import SequenceMatcher
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,17 +78,16 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
     student_length, teacher_length = student_prompt + num_tokens, teacher_prompt + num_tokens
     question = list(zip(pair.student_question, pair.teacher_question, strict=False))
     prompt = _match_prompts(pair, question)
-    response = [(student_prompt + step, teacher_prompt + step) for step in range(num_tokens)]
-    counted_prompt = {"context": prompt, "problem": question, "response": []}[support]
-    shared = counted_prompt if support == "problem" else counted_prompt + response
+    counted = _positions({"context": prompt, "problem": question, "response": []}[support])
+    response = torch.arange(0 if support == "problem" else num_tokens)
     lag = 1 if query == "predicting" else 0
     return Alignment(
-        student_shared=_long(student for student, _ in shared),
-        teacher_shared=_long(teacher for _, teacher in shared),
-        in_prompt=torch.arange(len(shared)) < len(counted_prompt),
-        solution=_long(pair.reference),
-        student_only=_long(_missing(student_prompt, [student for student, _ in prompt])),
-        teacher_only=_long(_missing(teacher_prompt, [teacher for _, teacher in prompt], pair.reference)),
+        student_shared=torch.cat([counted[0], student_prompt + response]),
+        teacher_shared=torch.cat([counted[1], teacher_prompt + response]),
+        in_prompt=torch.arange(counted.shape[1] + len(response)) < counted.shape[1],
+        solution=torch.arange(pair.reference.start, pair.reference.stop),
+        student_only=_missing(student_prompt, [student for student, _ in prompt]),
+        teacher_only=_missing(teacher_prompt, [teacher for _, teacher in prompt], pair.reference),
         student_query=torch.arange(student_prompt - lag, student_length - lag),
         teacher_query=torch.arange(teacher_prompt - lag, teacher_length - lag),
         student_length=student_length,
@@ -97,13 +98,9 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
 def _match_prompts(pair: PromptPair, question: Matches) -> Matches:
     """All shared positions of the two prompts."""
     students, teachers = pair.student_question, pair.teacher_question
-    outside = [position for position in range(len(pair.teacher_ids)) if position not in pair.reference]
-    before = _common(pair, range(students.start), [position for position in outside if position < teachers.start])
-    after = _common(
-        pair,
-        range(students.stop, len(pair.student_ids)),
-        [position for position in outside if position >= teachers.stop],
-    )
+    outside = [*range(pair.reference.start), *range(pair.reference.stop, len(pair.teacher_ids))]
+    before = _common(pair, range(students.start), outside[: bisect_left(outside, teachers.start)])
+    after = _common(pair, range(students.stop, len(pair.student_ids)), outside[bisect_left(outside, teachers.stop) :])
     matches = before + question + after
     _check(pair, matches)
     return matches
@@ -138,10 +135,13 @@ def _check(pair: PromptPair, matches: Matches) -> None:
             )
 
 
-def _missing(length: int, present: Sequence[int], block: Sequence[int] = ()) -> list[int]:
-    taken = {*present, *block}
-    return [position for position in range(length) if position not in taken]
+def _missing(length: int, present: Sequence[int], block: range = range(0)) -> Tensor:
+    missing = np.ones(length, bool)
+    missing[list(present)] = False
+    missing[block.start : block.stop] = False
+    return torch.from_numpy(np.flatnonzero(missing))
 
 
-def _long(positions: Iterable[int]) -> Tensor:
-    return torch.tensor(list(positions), dtype=torch.long)
+def _positions(matches: Matches) -> Tensor:
+    """[2, …] The student's and the teacher's."""
+    return torch.from_numpy(np.array(matches, np.int64).reshape(-1, 2).T.copy())

@@ -130,36 +130,62 @@ class AttentionCapture:
         )
         self._captured[module] = CapturedLayer(layer, (value.detach(), output.detach()))
 
-    def verify(self, row: int, start: int, stop: int) -> None:
-        """Check that the captured attention of a sequence's last position gives what the model computed there.
+    def verify(self, row: int, start: int, stop: int) -> "list[Check]":
+        """Whether the captured attention of a sequence's last position gives what the model computed there.
 
         This is what makes the capture model-generic: a mask, bias or cap it does not know of cannot go unnoticed.
         """
+        implementation = unwrap(self.model).config._attn_implementation
+        checks = []
         for layer in self.layers:
             value_BKTD, output_BTHD = layer.evidence
             last = stop - start - 1
             role = layer.batch([(row, start, stop)]).detach().sequence(0, slice(last, last + 1))
-            heads_HTS = attention_heads(role, torch.tensor([last], device=role.query_HTD.device))
+            heads_HTS = attention_heads(role, torch.full((1,), last, device=role.query_HTD.device))
             repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
             value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)
             found_HD, expected_HD = output_BTHD[row, stop - 1], (heads_HTS @ value_HSD)[:, 0]
-            error = relative_error(found_HD, expected_HD)
+            error = _relative_error(found_HD, expected_HD)
             # Eager attention rounds its scores, so its rows are off by as much as large scores are.
-            implementation = unwrap(self.model).config._attn_implementation
-            rounded = _largest_score(role) if implementation == "eager" else 0.0
-            if error > tolerance(output_BTHD) * (1 + rounded):
-                raise CaptureError(
-                    f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is "
-                    f"not the one its queries and keys give (off by {error:.1e} of its size); try "
-                    "attn_implementation='eager', and if that fails too this model type is not supported"
-                )
+            rounded = 1 + _largest_score(role) if implementation == "eager" else torch.ones_like(error)
+            message = (
+                f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is not "
+                "the one its queries and keys give (off by {error:.1e} of its size); try attn_implementation='eager', "
+                "and if that fails too this model type is not supported"
+            )
+            checks.append(Check(error, tolerance(output_BTHD) * rounded, message))
+        return checks
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison that the device makes while the host goes on."""
+
+    error: Tensor
+    limit: Tensor
+    message: str
+    """What is wrong where the error is over the limit; `{error}` stands for it."""
+
+
+def settle(checks: Sequence[Check]) -> None:
+    """Wait for the device's verdicts, all at once; the first bad one is an error."""
+    if not checks:
+        return
+    numbers = torch.stack([number.double() for check in checks for number in (check.error, check.limit)])
+    for check, (error, limit) in zip(checks, numbers.view(-1, 2).tolist(), strict=True):
+        if error > limit:
+            raise CaptureError(check.message.format(error=error))
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """‖found − expected‖ / ‖expected‖; 0 where the model's own numbers are not finite, which is told elsewhere."""
+    return float(_relative_error(found, expected))
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> Tensor:
     found = found.to(expected.dtype)
     error = (found - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    return float(error) if bool(found.isfinite().all()) else 0.0
+    return torch.where(found.isfinite().all(), error, 0.0)
 
 
 def tolerance(tensor: Tensor) -> float:
@@ -170,9 +196,9 @@ def tolerance(tensor: Tensor) -> float:
     return (4 if tensor.dtype.itemsize < 4 else 64) * eps
 
 
-def _largest_score(role: LayerAttention) -> float:
+def _largest_score(role: LayerAttention) -> Tensor:
     key_HSD = role.key_KSD.repeat_interleave(role.query_HTD.shape[0] // role.key_KSD.shape[0], 0)
-    return role.scaling * float((role.query_HTD.float() @ key_HSD.float().transpose(1, 2)).abs().max())
+    return role.scaling * (role.query_HTD.float() @ key_HSD.float().transpose(1, 2)).abs().max()
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

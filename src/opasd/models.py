@@ -1,6 +1,11 @@
-"""The transformers model inside whatever wraps it."""
+"""The transformers model inside whatever wraps it, and what goes to its device."""
 
-from torch import nn
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opasd.errors import CaptureError
@@ -23,3 +28,11 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
 def model_type(model: nn.Module) -> str:
     """The family's name, as errors give it."""
     return str(unwrap(model).config.model_type)
+
+
+def send(values: "Sequence[Any] | np.ndarray[Any, Any] | Tensor", device: torch.device | str) -> Tensor:
+    """Values of the host as a tensor of the device, without waiting for what the device is still doing."""
+    tensor = torch.as_tensor(values)
+    if torch.device(device).type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

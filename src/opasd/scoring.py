@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -24,12 +25,12 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
 from opasd import varlen
-from opasd.capture import AttentionCapture, Place, relative_error, tolerance
+from opasd.capture import AttentionCapture, Check, Place, relative_error, settle, tolerance
 from opasd.choices import Query, Role
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.layers import LayerAttention, LayerBatch
 from opasd.losses.token import OutputHead
-from opasd.models import model_type, unwrap
+from opasd.models import model_type, send, unwrap
 from opasd.rollout import Rollout
 
 Layout = Literal["padded", "packed", "single"]
@@ -67,7 +68,7 @@ class ScoreBatch(Sequence[Scores]):
             for (row, begin, end), start in zip(self.places, self.starts, strict=True)
         ]
         index_T = torch.cat(rows) if rows else torch.empty(0, dtype=torch.long)
-        return self.hidden_BNE.flatten(0, 1).index_select(0, index_T.to(self.hidden_BNE.device, non_blocking=True))
+        return self.hidden_BNE.flatten(0, 1).index_select(0, send(index_T, self.hidden_BNE.device))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -99,6 +100,7 @@ class Scorer:
         parameters = inspect.signature(unwrap(model).forward).parameters
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._head_verified = False
+        self._checks: list[Check] = []
         self._packing: list[str | None] = []
 
     @property
@@ -110,9 +112,28 @@ class Scorer:
         return head if torch.is_grad_enabled() else head.detach()
 
     def __call__(
-        self, rollouts: Sequence[Rollout], role: Role, *, query: Query = "predicting", layout: Layout = "padded"
+        self,
+        rollouts: Sequence[Rollout],
+        role: Role,
+        *,
+        query: Query = "predicting",
+        layout: Layout = "padded",
+        deferred: bool = False,
     ) -> Sequence[Scores]:
-        """Scores of each rollout, in order, under the gradient mode that is on."""
+        """Scores of each rollout, in order, under the gradient mode that is on.
+
+        What was captured is verified, which waits for the device; `deferred` leaves that to a call of `settle`."""
+        scores = self._score(rollouts, role, query, layout)
+        if not deferred:
+            self.settle()
+        return scores
+
+    def settle(self) -> None:
+        """Wait for the verdicts on all that was captured since the last time; an error if one is bad."""
+        checks, self._checks = self._checks, []
+        settle(checks)
+
+    def _score(self, rollouts: Sequence[Rollout], role: Role, query: Query, layout: Layout) -> Sequence[Scores]:
         if layout == "packed" and (reason := self.cannot_pack()):
             raise ConfigError(f"{reason}; use layout: padded")
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
@@ -135,7 +156,7 @@ class Scorer:
         if self.capture is not None:
             # The longest sequence reaches furthest; the last of a packed row has the most to leave out.
             for place in dict.fromkeys((max(places, key=lambda place: place[2] - place[1]), places[-1])):
-                self.capture.verify(*place)
+                self._checks += self.capture.verify(*place)
             layers = tuple(layer.batch(places) for layer in self.capture.layers)
             self.capture.clear()
         return ScoreBatch(hidden_BNE, layers, tuple(places), tuple(starts), query)
@@ -270,18 +291,19 @@ def output_head(model: nn.Module) -> OutputHead:
 
 def pad(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
     """The model's inputs for sequences padded on the right, and where each is."""
-    longest = max(map(len, sequences))
-    ids = torch.tensor([[*sequence, *(0 for _ in range(longest - len(sequence)))] for sequence in sequences])
+    ids = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
     places = [(row, 0, len(sequence)) for row, sequence in enumerate(sequences)]
-    return {"input_ids": ids.to(unwrap(model).device)}, places
+    return {"input_ids": send(ids, unwrap(model).device)}, places
 
 
 def pack(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
     """The model's inputs for sequences one after another in one row, and where each is."""
     base = unwrap(model)
     lengths = [len(sequence) for sequence in sequences]
-    ids = torch.tensor([[token for sequence in sequences for token in sequence]], device=base.device)
-    positions = torch.cat([torch.arange(length) for length in lengths])[None].to(base.device)
+    ids = send(np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])[None], base.device)
+    positions = send(torch.cat([torch.arange(length) for length in lengths])[None], base.device)
     inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
     if varlen.is_used(model):
         inputs |= varlen.bounds(model, lengths)

@@ -193,7 +193,7 @@ class OPASDTrainer(Trainer):
         """The micro-batch's part of the minibatch's loss."""
         rollouts, objective = inputs["rollouts"], self.config.objective
         scorer, layout = self._scorer_of(model)
-        settings: dict[str, Any] = {"query": objective.attention.query, "layout": layout}
+        settings: dict[str, Any] = {"query": objective.attention.query, "layout": layout, "deferred": True}
         with self.window.timed("teacher"), self.teacher.judging():
             teacher, teacher_head = scorer(rollouts, "teacher", **settings), scorer.head
         with self.window.timed("student"):
@@ -208,6 +208,7 @@ class OPASDTrainer(Trainer):
                 except NonFiniteError as error:
                     loss = self._non_finite(rollouts, str(error))
                     return (loss, None) if return_outputs else loss
+        scorer.settle()  # the loss has waited for the device already
         self.window.add(rollouts, output)
         return (output.loss, None) if return_outputs else output.loss
 

@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from opasd.errors import ConfigError
-from opasd.models import unwrap
+from opasd.models import send, unwrap
 
 NAME = "opasd_varlen"
 ONE_BY_ONE = "one sequence at a time"
@@ -58,7 +58,7 @@ def is_used(model: nn.Module) -> bool:
 def bounds(model: nn.Module, lengths: Sequence[int]) -> dict[str, Any]:
     """The arguments of a forward that say where each packed sequence begins and ends."""
     base = unwrap(model)
-    ends = functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(base.device, torch.int32)
+    ends = send(functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32), base.device)
     longest = max(lengths)
     arguments = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
     if base.config._attn_implementation in FLASH:

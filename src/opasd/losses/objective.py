@@ -19,6 +19,7 @@ from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.attention import AttentionLossOutput, attention_loss, attention_losses
 from opasd.losses.layers import LayerBatch
 from opasd.losses.token import OutputHead, token_loss
+from opasd.models import send
 from opasd.rollout import Rollout
 from opasd.scoring import ScoreBatch, Scores
 
@@ -61,18 +62,23 @@ def opasd_loss(
     _refuse_mismatch([*_forwards(student), *_forwards(teacher)], config)
     counted = [index for index, rollout in enumerate(rollouts) if rollout.num_tokens > 0]
     share = 1 / (num_rollouts or max(len(counted), 1))
-    _refuse_non_finite(rollouts, student, teacher)
     lengths = [rollout.num_tokens for rollout in rollouts]
     # Every rollout's mean over its tokens, and their share of the minibatch's mean.
     weights_T = torch.cat([torch.full((n,), share / max(n, 1), dtype=torch.float64) for n in lengths or [0]])
     loss = _connected_zero(student)
+    weights_T = send(weights_T, loss.device)
+    alignments: list[Alignment] = []
+    if config.attention_weight > 0:
+        support, query = config.attention.support, config.attention.query
+        alignments = [align(rollout.pair, rollout.num_tokens, support=support, query=query) for rollout in rollouts]
+    _refuse_non_finite(rollouts, student, teacher)  # waits for the device: the host's part is done before it
     columns: dict[str, Tensor] = {}
     if config.token_weight > 0 and counted:
         part, found = _token_part(student, teacher, student_head, teacher_head, config.token, weights_T)
         loss = loss + config.token_weight * part
         columns |= {f"token/{name}": values_T for name, values_T in found.items()}
     if config.attention_weight > 0 and counted:
-        part, found = _attention_part(rollouts, student, teacher, config.attention, weights_T)
+        part, found = _attention_part(rollouts, student, teacher, alignments, config.attention, weights_T)
         loss = loss + config.attention_weight * part
         columns |= {f"attention/{name}": values_T for name, values_T in found.items()}
     metrics = _metrics(rollouts, loss, columns, weights_T)
@@ -103,12 +109,12 @@ def _attention_part(
     rollouts: Sequence[Rollout],
     student: Sequence[Scores],
     teacher: Sequence[Scores],
+    alignments: Sequence[Alignment],
     config: AttentionLossConfig,
     weights_T: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the layers' losses, and of their readings."""
     options = config.model_dump(exclude={"layers", "support", "query", "shuffle_seed"})
-    alignments = [align(r.pair, r.num_tokens, support=config.support, query=config.query) for r in rollouts]
     # A permutation of the rollout's own, whatever batch it is in.
     options["shuffle_seeds"] = [config.shuffle_seed + zlib.crc32(rollout.id.encode()) for rollout in rollouts]
     if isinstance(student, ScoreBatch) and isinstance(teacher, ScoreBatch):
@@ -214,7 +220,7 @@ def _metrics(
     sums = [loss.detach().to(torch.float64).reshape(1)]
     if columns:
         columns_TC = torch.stack([values_T.to(torch.float64) for values_T in columns.values()], -1)
-        sums.append(weights_T.to(columns_TC.device) @ columns_TC)
+        sums.append(weights_T @ columns_TC)
     numbers = torch.cat(sums).tolist()
     if not all(map(math.isfinite, numbers[1:])):
         for rollout, part in zip(rollouts, _readings(rollouts, columns), strict=True):
