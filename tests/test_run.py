@@ -120,6 +120,15 @@ def test_a_continued_run_records_both_configurations(tmp_path: Path) -> None:
     assert {p.name for p in folder.path.glob("*-*")} == {"environment-1.json", "environment-2.json", "config-2.yaml"}
 
 
+def test_a_continued_run_can_be_continued_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    (tmp_path / "moved.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    data = folder.config.data.model_copy(update={"source": "moved.jsonl"})
+    for config in (folder.continued(folder.config.model_copy(update={"data": data})), RunFolder.open(folder.path)):
+        assert config.config.data.source == str(tmp_path / "moved.jsonl")
+
+
 @pytest.mark.parametrize("damage", [None, "a: [", "train: {max_steps: -1}", "\0\0\0"])
 def test_a_damaged_folder_is_a_clear_error(tmp_path: Path, damage: str | None) -> None:
     folder = RunFolder.create(_config(tmp_path), "x")

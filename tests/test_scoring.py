@@ -199,6 +199,25 @@ def test_a_model_whose_mask_shows_only_at_length_is_refused_when_it_does():
             scorer([make_rollout(tokens=40)], "student")
 
 
+def test_a_deferred_verdict_comes_when_it_is_asked_for_and_once():
+    def biased(module, query, key, value, mask, **kwargs):
+        length = query.shape[2]
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        bias = (-0.5 * distance).masked_fill(distance < 0, -torch.inf).to(query.dtype)[None, None]
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, bias, **kwargs)
+
+    with attention_function("opasd_test_biased", biased):
+        scorer = Scorer(make_model("llama", "opasd_test_biased"))
+        with torch.no_grad():
+            rollouts = make_rollouts()
+            with pytest.raises(CaptureError, match="is not the one its queries and keys give"):
+                scorer(rollouts, "student")
+            scorer(rollouts, "student", deferred=True)
+            with pytest.raises(CaptureError, match="is not the one its queries and keys give"):
+                scorer.settle()
+            scorer.settle()
+
+
 def test_an_adapted_output_head_is_refused():
     model = make_model("qwen3")
     model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))  # starts as no change at all

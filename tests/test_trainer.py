@@ -372,7 +372,12 @@ def test_nan_skips_the_step_where_so_configured(tmp_path):
 
 def test_nan_in_one_micro_batch_drops_the_whole_step(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, method={"on_non_finite": "skip", "tokens_per_microbatch": 1})
-    weights, calls = [], []
+    weights, calls, verdicts = [], [], []
+    settle = Scorer.settle
+
+    def settled(scorer):
+        verdicts.append(len(scorer._checks))
+        settle(scorer)
 
     def loss(rollouts, *args, **kwargs):
         calls.append(rollouts)
@@ -385,9 +390,11 @@ def test_nan_in_one_micro_batch_drops_the_whole_step(tmp_path, monkeypatch):
             weights.append(torch.cat([p.detach().flatten() for p in trainer.student.parameters() if p.requires_grad]))
 
     monkeypatch.setattr("opasd.trainer.opasd_loss", loss)
+    monkeypatch.setattr(Scorer, "settle", settled)
     trainer.add_callback(Weights())
     trainer.train()
     assert len(calls) == 3 * 8
+    assert verdicts == [2] * 3 * 8  # of both roles, whatever the loss said
     assert [row["skipped"] for row in rows(tmp_path)] == [0, 1, 0]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])

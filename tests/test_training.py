@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from opasd import training
-from opasd.config import DataConfig, RunConfig
+from opasd.config import DataConfig, RunConfig, TrainConfig
 from opasd.errors import ConfigError, DataError
 from opasd.records import Records
 from tests.training import PROBLEMS, TOKENIZER, make_model
@@ -162,3 +162,9 @@ def test_the_embedded_task_has_splits_of_its_own_and_knows_nothing_else():
         ids("dev")
     with pytest.raises(ConfigError, match="knows no max_question_chars, revision; leave that out"):
         training.problems(DataConfig(source="lab", revision="v1", max_question_chars=9), "train")
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, False), (True, True), (False, False)])
+def test_liger_is_used_where_it_is_installed_and_there_is_a_gpu(tmp_path, asked, given, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert training.training_arguments(TrainConfig(use_liger_kernel=asked), tmp_path).use_liger_kernel is given

@@ -66,7 +66,7 @@ class DataConfig(Section):
     """Name of a hub data set's configuration, if it has several."""
     split: str = "train"
     """Split to read."""
-    rows: str | None = Field(default=None, pattern=r"^[0-9]{0,18}:[0-9]{0,18}$")
+    rows: str | None = None
     """Rows of the split to read, counted from 0, such as `400:` to train on and `:400` to validate on. Unset: all."""
     columns: ColumnConfig = ColumnConfig()
     """Column mapping."""
@@ -84,6 +84,20 @@ class DataConfig(Section):
     """Use this many problems, drawn with `seed`, in the order of the source. Unset: all."""
     seed: int = 42
     """Seed of the sample."""
+
+    @field_validator("rows")
+    @classmethod
+    def _is_a_part(cls, rows: str | None) -> str | None:
+        edges = re.fullmatch("([0-9]{0,18}):([0-9]{0,18})", rows or ":")
+        if rows == "" or edges is None or (edges[2] and int(edges[1] or 0) >= int(edges[2])):
+            raise ValueError(f"got {rows!r:.60}; give FIRST:END counted from 0, such as '400:', ':400' or '400:800'")
+        return rows
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """The first row to read and the one after the last."""
+        first, _, end = (self.rows or ":").partition(":")
+        return int(first or 0), int(end) if end else None
 
 
 class PromptConfig(Section):

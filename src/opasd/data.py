@@ -114,14 +114,14 @@ def iter_problems(
     Deduplication remembers 16 bytes a question; a sample holds its own problems and yields them after one whole pass.
     """
     report = DataReport() if report is None else report
-    start, stop = (int(edge) if edge else None for edge in (config.rows or ":").split(":"))
-    rows = islice(rows_of(config.source if source is None else source, config, report), start, stop)
+    rows = islice(rows_of(config.source if source is None else source, config, report), *config.bounds)
     problems = _filtered(_checked(rows, config, report), config, report)
     for problem in _sampled(problems, config, report):
         report.kept += 1
         yield problem
     if not report.kept:
-        raise DataError(f"no problem is left to use. {report} Check data.source, data.columns and the filters of data")
+        part = "" if config.rows is None else f"data.rows {config.rows!r}, "
+        raise DataError(f"no problem is left to use. {report} Check data.source, {part}data.columns and data's filters")
 
 
 def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ from opasd.recipes.reading import read_yaml, write_yaml
 
 PACKAGES = (
     "opasd", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "triton",
-    "vllm", "flash-attn", "bitsandbytes", "deepspeed", "wandb", "tensorboard", "trackio", "mlflow",
+    "vllm", "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed", "wandb", "tensorboard", "trackio", "mlflow",
 )  # fmt: skip
 MAX_NAME = 200
 MAX_DIFF_BYTES = 1 << 20
@@ -90,6 +90,7 @@ class RunFolder:
 
     def continued(self, config: RunConfig, *, command: Sequence[str] = ()) -> Self:
         """Record that the run goes on: environment-N.json, and config-N.yaml with the old one if it changed."""
+        config = with_absolute_paths(config)
         number = 1
         while (self.path / f"environment-{number}.json").exists() or (self.path / f"config-{number}.yaml").exists():
             number += 1

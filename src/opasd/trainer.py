@@ -206,6 +206,7 @@ class OPASDTrainer(Trainer):
                         num_rollouts=inputs["num_rollouts"],
                     )  # fmt: skip
                 except NonFiniteError as error:
+                    scorer.settle()
                     loss = self._non_finite(rollouts, str(error))
                     return (loss, None) if return_outputs else loss
         scorer.settle()  # the loss has waited for the device already

@@ -69,6 +69,11 @@ def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
     found = json.loads(text)
     assert code == 0
     assert (found["batch"]["problems_at_most"], found["batch"]["epochs_at_least"]) == (128, 100)
+    for rows, known in (("64:", 64), (":32", 32), ("100:500", 28), (":", 128)):
+        _, text, _ = opasd("validate", "--data.source", "d.jsonl", "--data.rows", rows, "--json")
+        assert json.loads(text)["batch"]["problems_at_most"] == known
+    assert "d.jsonl has 128 rows, and none of them" in opasd.refuses("train", "--data.source=d.jsonl", "--data.rows=128:")
+    assert "data.rows: got '5'; give FIRST:END" in opasd.refuses("validate", "--data.rows", "5")
 
 
 def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:

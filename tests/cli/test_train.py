@@ -62,9 +62,30 @@ def test_a_run_goes_on_where_model_and_data_lie_elsewhere(tmp_path: Path) -> Non
         check_changes(old, at(tmp_path, "other.jsonl"))
     with pytest.raises(ConfigError, match="changed model.revision would mix"):
         check_changes(old, at(tmp_path, revision="main"))
+    for name, message in (("lab", "changed model.name_or_path would mix"), ("one/model", "changed model.name_or_path")):
+        with pytest.raises(ConfigError, match=message):  # the embedded one and the hub's are no folder that was moved
+            check_changes(RunConfig(model=ModelConfig(name_or_path=name)), RunConfig(model=new.model))
     hub = [RunConfig(model=ModelConfig(name_or_path=name)) for name in ("one/Model", "two/Model")]
     with pytest.raises(ConfigError, match="changed model.name_or_path would mix"):
         check_changes(*hub)
+
+
+def test_another_file_of_the_same_name_is_not_a_moved_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(source: Path | str) -> RunConfig:
+        return RunConfig(data=DataConfig(source=str(source)))
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.jsonl").write_text(folder)
+    with pytest.raises(ConfigError, match=r"changed data.source would mix .* may change, and where"):
+        check_changes(of(tmp_path / "a" / "train.jsonl"), of(tmp_path / "b" / "train.jsonl"))
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for same in ("a/train.jsonl", "link/train.jsonl", "~/a/train.jsonl"):
+        check_changes(of(tmp_path / "a" / "train.jsonl"), of(same))
+    (tmp_path / "a" / "train.jsonl").rename(tmp_path / "train.jsonl")
+    check_changes(of(tmp_path / "a" / "train.jsonl"), of("train.jsonl"))
 
 
 def test_exit_codes_of_a_stopped_run_a_mistake_and_a_bug(opasd: CommandLine) -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from opasd.chat import Chat
 from opasd.config import PromptConfig
 from opasd.lab.demos import Rates, make_demo
 from opasd.lab.formats import Formats, wordings
-from opasd.lab.measure import Sampling, log_probabilities, sample, summarise
+from opasd.lab.measure import SHARP, log_probabilities, sample, summarise
 from opasd.lab.model import END_OF_TEXT, END_OF_TURN, make_tokenizer, model_path
 from opasd.lab.pretrain import Settings, make_examples, pretrain
 from opasd.lab.task import LEVELS, MAX_COUNT, is_right, make_problems, make_puzzles
@@ -130,10 +131,10 @@ def test_the_shipped_model_is_small_and_a_qwen3(model):
 
 def test_it_solves_a_part_alone_and_far_more_with_the_solution(model):
     puzzles = make_puzzles("test", 200)
-    sampling = Sampling(temperature=0.0, max_tokens=128)
+    sampling = replace(SHARP, max_tokens=128)
     alone = summarise(puzzles, sample(model, TOKENIZER, puzzles, "student", sampling))
     helped = summarise(puzzles[:40], sample(model, TOKENIZER, puzzles[:40], "privileged", sampling))
-    assert 0.25 < alone["accuracy"]["value"] < 0.65
+    assert 0.25 < alone["accuracy"]["value"] < 0.6
     assert helped["accuracy"]["value"] > 0.9
     assert alone["ended"] > 0.98
     forks = [log_probabilities(model, TOKENIZER, puzzles[:20], kind)["forks"] for kind in ("student", "privileged")]

@@ -61,6 +61,9 @@ def test_a_moved_sweeps_evaluations_find_their_runs(tmp_path):
     lonely = tmp_path / "elsewhere" / "one.evaluation"
     shutil.copytree(tmp_path / "moved" / "one.evaluation", lonely)
     assert len(read_runs([tmp_path / "moved" / "one", lonely])) == 2
+    other = tmp_path / "moved" / "afterwards"  # of another run of this name, somewhere else
+    shutil.copytree(lonely, other)
+    assert len(read_runs([tmp_path / "moved" / "one", other])) == 2
 
 
 def test_gzipped_files_are_read_as_they_are(tmp_path):

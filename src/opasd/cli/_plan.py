@@ -95,17 +95,20 @@ def _model(config: RunConfig) -> dict[str, Any]:
 
 def _data(key: str, config: DataConfig) -> dict[str, Any]:
     source = config.source
-    found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split, "problems": config.sample}
+    found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split}
     if source == LAB:
         return found | {"problems": config.sample or DEFAULT_PROBLEMS}
     path = Path(source).expanduser()
+    found["problems"] = _at_most(config, None)
     if source and path.is_dir():
         found["kind"] = "folder"
         if not any(_DATA_FILE.search(item.name) or item.suffix == ".arrow" for item in path.rglob("*")):
             found["error"] = f"{key}: the folder {source} has no jsonl, json, parquet or csv file; give one that has"
     elif source and path.exists():
         count = _count_rows(path)
-        found |= {"kind": "file", "problems": min(filter(None, (count, config.sample)), default=None)}
+        found |= {"kind": "file", "problems": _at_most(config, count)}
+        if count and found["problems"] == 0:
+            found["error"] = f"{key}: {source} has {count} rows, and none of them is in rows {config.rows!r}"
         if not _DATA_FILE.search(path.name):
             found["error"] = f"{key}: {source} is no jsonl, json, parquet or csv file; give one of these"
     elif _HUB_DATA.fullmatch(source) and not _DATA_FILE.search(source):
@@ -114,6 +117,14 @@ def _data(key: str, config: DataConfig) -> dict[str, Any]:
         found["kind"] = "missing"
         found["error"] = f"{key}: no file or folder {source!r}, and no hub data set; give a path or organisation/name"
     return found
+
+
+def _at_most(config: DataConfig, count: int | None) -> int | None:
+    """How many problems of `count` rows can be used at most, None where nothing says."""
+    first, end = config.bounds
+    ends = [edge for edge in (count, end) if edge is not None]
+    limits = [max(0, min(ends) - first)] if ends else []
+    return min([*limits, *([config.sample] if config.sample else [])], default=None)
 
 
 def _combinations(config: RunConfig) -> Iterator[str]:

@@ -42,7 +42,7 @@ class TrainOptions(ConfigOptions):
 
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Continue the run in this folder from its newest checkpoint, with the configuration it was started with. Only
-    what does not alter a step may change, such as a larger train.max_steps or the folder that the model lies in."""
+    what does not alter a step may change, such as a larger train.max_steps or where a model or data that was moved lies now."""
     num_processes: int | None = None
     """Train with this many processes on this machine, through `accelerate launch`. Unset: one, or what launched us."""
 
@@ -131,8 +131,8 @@ def check_changes(old: RunConfig, new: RunConfig) -> None:
     changed = [".".join(path) for path, _ in leaves() if _at(old, path) != _at(moved, path)]
     if refused := [path for path in changed if not any(f"{path}.".startswith(f"{name}.") for name in HARMLESS)]:
         raise ConfigError(
-            f"--resume with a changed {', '.join(refused)} would mix two runs; only {', '.join(HARMLESS)} may change. "
-            "Start a new run for anything else"
+            f"--resume with a changed {', '.join(refused)} would mix two runs; only {', '.join(HARMLESS)} may change, "
+            "and where model and data lie that were moved under their old names. Start a new run for anything else"
         )
     if new.train.max_steps < old.train.max_steps:
         raise ConfigError(
@@ -148,10 +148,13 @@ def check_changes(old: RunConfig, new: RunConfig) -> None:
 
 
 def _moved_back(old: RunConfig, new: RunConfig) -> RunConfig:
-    """`new` with model and data where `old` has them, if they lie under the same name elsewhere on this machine."""
+    """`new` with model and data where `old` has them, if they are gone from there and lie elsewhere under their name."""
 
     def back(before: str, now: str) -> str:
-        return before if os.path.exists(now) and Path(now).name == Path(before).name else now
+        was, here = Path(before), Path(now).expanduser()
+        if not was.is_absolute() or not here.exists():  # a local one is on record by its full path
+            return now
+        return before if (was.samefile(here) if was.exists() else was.name == here.name) else now
 
     def data(before: DataConfig | None, now: DataConfig) -> DataConfig:
         return now.model_copy(update={"source": back(before.source, now.source)}) if before else now

@@ -61,7 +61,7 @@ def make_config(tokenizer: "PreTrainedTokenizerFast", size: str) -> "Qwen3Config
     return Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         **_SIZES[size],
-        num_key_value_heads=2,
+        num_key_value_heads=_SIZES[size]["num_attention_heads"],
         head_dim=32,
         max_position_embeddings=CONTEXT_TOKENS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},

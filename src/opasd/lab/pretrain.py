@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from opasd.lab.demos import Kind, Rates, make_demo
 from opasd.lab.formats import Formats, wordings
 from opasd.lab.measure import measure
 from opasd.lab.model import END_OF_TEXT, END_OF_TURN, SYSTEM_PROMPTS, make_config, make_tokenizer, token_id
+from opasd.lab.muon import Muon
 from opasd.lab.task import make_puzzles
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 MIXTURE: dict[Kind, float] = {"student": 0.4, "thinking": 0.15, "privileged": 0.45}
 SYSTEM_SHARE = 0.05
+GROUPS = 3
+"""Shapes of a step: examples by length."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,17 @@ class Settings:
 
     seed: int = 0
     size: str = "base"
-    steps: int = 3000
-    batch: int = 256
-    examples: int = 300_000
+    steps: int = 11_300
+    batch: int = 128
+    examples: int = 250_000
     learning_rate: float = 3e-3
+    """AdamW's, for the embeddings and the norms."""
+    matrix_rate: float = 0.02
+    """Muon's, for all other matrices."""
     weight_decay: float = 0.05
-    warmup: int = 200
+    warmup: int = 300
+    embedding_scale: float = 0.1
+    """Standard deviation of the embeddings at the start."""
     measured: int = 1200
     """Held-out problems for the record."""
 
@@ -114,21 +123,37 @@ def _encode_part(
     return ids, learned, lengths
 
 
+def make_model(tokenizer: "PreTrainedTokenizerFast", settings: Settings) -> "PreTrainedModel":
+    """The untrained model: embeddings that can be seen, layers that add nothing yet."""
+    from transformers import Qwen3ForCausalLM
+
+    torch.manual_seed(settings.seed)
+    model = Qwen3ForCausalLM(make_config(tokenizer, settings.size))
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(weight)
+        elif name.endswith("embed_tokens.weight"):
+            nn.init.normal_(weight, std=settings.embedding_scale)
+    return model
+
+
 def train(model: "PreTrainedModel", examples: Examples, settings: Settings, device: torch.device) -> dict[str, Any]:
-    """AdamW with warm-up and a cosine; the figures of the run."""
+    """Muon and AdamW with warm-up and a cosine; the figures of the run."""
     step = _Step(model, settings, device)
+    ids, learned = examples.ids.to(device), examples.learned.to(device)
+    learned_N = examples.learned.sum(1)
     seen = trained = 0
     losses: list[tuple[int, float]] = []
     begin = time.perf_counter()
-    for number, halves in enumerate(_batches(examples.lengths, settings), 1):
-        learned = sum(int(examples.learned[rows].sum()) for rows, _ in halves)
+    for number, groups in enumerate(_batches(examples.lengths, settings), 1):
+        count = sum(int(learned_N[rows].sum()) for rows, _ in groups)
         loss = step(
-            [(examples.ids[rows, :width], examples.learned[rows, 1:width]) for rows, width in halves],
-            learned,
-            settings.learning_rate * _schedule(number - 1, settings),
+            [(ids[on := rows.to(device), :width], learned[on, 1:width]) for rows, width in groups],
+            count,
+            _schedule(number - 1, settings),
         )
-        seen += sum(int(examples.lengths[rows].sum()) for rows, _ in halves)
-        trained += learned
+        seen += sum(int(examples.lengths[rows].sum()) for rows, _ in groups)
+        trained += count
         if number % 100 == 0 or number == settings.steps:
             losses.append((number, round(loss.item(), 4)))
             if number % 1000 == 0 or number == settings.steps:
@@ -143,43 +168,55 @@ def train(model: "PreTrainedModel", examples: Examples, settings: Settings, devi
     }
 
 
-Half = tuple[Tensor, Tensor]
+Group = tuple[Tensor, Tensor]
 """Token ids [B, T] of some examples, and which of the tokens after the first are learned [B, T − 1]."""
 
 
 class _Step:
-    """One step of training. A model this small is bound by its launches: on a GPU the step is one CUDA graph."""
+    """One step of training. A model this small is bound by its launches: on a GPU the layers are compiled and the
+    step is one CUDA graph."""
 
     def __init__(self, model: "PreTrainedModel", settings: Settings, device: torch.device) -> None:
         from transformers import AttentionInterface
 
         AttentionInterface.register("lab_causal", _causal_attention)
         nn.Module.to(model, device).train()
-        decoder, head = model.get_decoder(), model.get_output_embeddings()
-        assert decoder is not None
-        assert head is not None
+        decoder: Any = model.get_decoder()
+        head: Any = model.get_output_embeddings()
         self.model, self.decoder, self.head, self.device = model, decoder, head, device
         self.before = model.config._attn_implementation
-        self.rate = torch.zeros((), device=device)
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.settings = settings
         on_gpu = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.98), fused=on_gpu, capturable=on_gpu)
-        self.halves: list[Half] = []
+        self.loss_of = torch.compile(_losses, dynamic=False) if on_gpu else _losses
+        self.layers = [torch.compile(layer, dynamic=False) if on_gpu else layer for layer in decoder.layers]
+        inner = [weight for layer in decoder.layers for weight in layer.parameters()]
+        outer = [*decoder.embed_tokens.parameters(), *decoder.norm.parameters()]
+        self.rate = torch.zeros((), device=device)
+        self.adamw = torch.optim.AdamW(
+            [*outer, *(weight for weight in inner if weight.ndim < 2)],
+            lr=self.rate,
+            betas=(0.9, 0.98),
+            weight_decay=0.0,
+            fused=on_gpu,
+            capturable=on_gpu,
+        )
+        self.muon = Muon([weight for weight in inner if weight.ndim == 2], settings.weight_decay, device)
+        self.groups: list[Group] = []
         self.learned = torch.ones((), device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.loss = torch.zeros((), device=device)
         self.calls = 0
 
-    def __call__(self, halves: Sequence[Half], learned: int, rate: float) -> Tensor:
-        if not self.halves:
-            self.halves = [(ids.to(self.device).long(), target.to(self.device)) for ids, target in halves]
-        for mine, given in zip(self.halves, halves, strict=True):
+    def __call__(self, groups: Sequence[Group], learned: int, share: float) -> Tensor:
+        """The loss; `share` is the schedule's part of the learning rates."""
+        if not self.groups:
+            self.groups = [(ids.to(self.device).long(), target.to(self.device)) for ids, target in groups]
+        for mine, given in zip(self.groups, groups, strict=True):
             for kept, new in zip(mine, given, strict=True):
                 kept.copy_(new)
         self.learned.fill_(learned)
-        self.rate.fill_(rate)
+        self.rate.fill_(share * self.settings.learning_rate)
+        self.muon.rate.fill_(share * self.settings.matrix_rate)
         self.calls += 1
         self.model.config._attn_implementation = "lab_causal"
         try:
@@ -195,7 +232,7 @@ class _Step:
                 torch.cuda.current_stream().wait_stream(stream)
             else:
                 self.graph = torch.cuda.CUDAGraph()
-                self.optimizer.zero_grad(set_to_none=True)
+                self.model.zero_grad(set_to_none=True)
                 with torch.cuda.graph(self.graph):
                     self._run()
                 self.graph.replay()
@@ -205,20 +242,26 @@ class _Step:
 
     def _run(self) -> None:
         total = torch.zeros((), device=self.device)
-        for ids, target in self.halves:
+        for ids, target in self.groups:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                # A mask of four dimensions is taken as made already; the attention is causal without it.
-                made = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-                hidden = self.decoder(input_ids=ids, attention_mask=made, use_cache=False).last_hidden_state
-                logits = self.head(hidden[:, :-1])
-            every = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-            part = (every * target.flatten()).sum() / self.learned
+                hidden = self.decoder.embed_tokens(ids)
+                turns = self.decoder.rotary_emb(hidden, torch.arange(ids.shape[1], device=self.device)[None])
+                for layer in self.layers:
+                    hidden = layer(hidden, position_embeddings=turns, attention_mask=None)
+                part = self.loss_of(self.decoder.norm(hidden), self.head.weight, ids, target) / self.learned
             part.backward()
             total += part.detach()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.graph is None and self.device.type != "cuda")
+        self.adamw.step()
+        self.muon.step()
+        self.model.zero_grad(set_to_none=self.device.type != "cuda")
         self.loss.copy_(total)
+
+
+def _losses(hidden: Tensor, head: Tensor, ids: Tensor, target: Tensor) -> Tensor:
+    """The sum of the learned tokens' losses."""
+    logits = functional.linear(hidden[:, :-1], head).flatten(0, 1).float()
+    return (functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none") * target.flatten()).sum()
 
 
 def _causal_attention(
@@ -233,14 +276,14 @@ def _causal_attention(
 
 
 def _batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor, int]]]:
-    """Rows of each step and the width they are cut to: so many of the shorter examples and of the longer, always.
+    """Rows of each step and the width they are cut to: always so many of the shortest examples, ..., of the longest.
 
-    Shapes that never change are what a graph needs, and two of them pad less than one."""
+    Shapes that never change are what a graph needs, and several of them pad less than one."""
     generator = torch.Generator().manual_seed(settings.seed)
-    middle = int(lengths.float().quantile(0.5)) if len(lengths) else 0
-    groups = [(lengths <= middle).nonzero().flatten(), (lengths > middle).nonzero().flatten()]
+    bounds = torch.tensor([0.0, *lengths.float().quantile(torch.arange(1, GROUPS + 1) / GROUPS).tolist()])
+    groups = [((lengths > low) & (lengths <= high)).nonzero().flatten() for low, high in pairwise(bounds)]
     counts = [round(settings.batch * len(group) / len(lengths)) for group in groups]
-    widths = [int(lengths[group].max()) for group in groups if len(group)]
+    widths = [int(lengths[group].max()) if len(group) else 0 for group in groups]
     orders = [torch.empty(0, dtype=torch.long) for _ in groups]
     for _ in range(settings.steps):
         drawn = []
@@ -277,7 +320,7 @@ def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", out: Pa
 def pretrain(out: Path, settings: Settings, rates: Rates | None = None, workers: int = 1) -> dict[str, Any]:
     """The whole run; leaves the folder and returns its record."""
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     rates = rates or Rates()
     begin = time.perf_counter()
@@ -285,8 +328,7 @@ def pretrain(out: Path, settings: Settings, rates: Rates | None = None, workers:
     examples = make_examples(tokenizer, settings, rates, workers)
     made = time.perf_counter() - begin
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(settings.seed)
-    model = Qwen3ForCausalLM(make_config(tokenizer, settings.size))
+    model = make_model(tokenizer, settings)
     figures = train(model, examples, settings, device)
     save(model, tokenizer, out)
     shipped = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
@@ -294,7 +336,7 @@ def pretrain(out: Path, settings: Settings, rates: Rates | None = None, workers:
     record = {
         "command": f"python -m opasd.lab.pretrain --out MODEL --seed {settings.seed} --size {settings.size} "
         f"--steps {settings.steps} --batch {settings.batch} --examples {settings.examples} "
-        f"--learning-rate {settings.learning_rate}",
+        f"--learning-rate {settings.learning_rate} --matrix-rate {settings.matrix_rate}",
         "settings": asdict(settings),
         "mixture": MIXTURE,
         "system_share": SYSTEM_SHARE,
@@ -324,7 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", default=default.size, help="architecture: base or small")
     for name in ("seed", "steps", "batch", "examples", "measured"):
         parser.add_argument(f"--{name}", type=int, default=getattr(default, name))
-    parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
+    for name in ("learning_rate", "matrix_rate"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(default, name))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that make data")
     options = vars(parser.parse_args(arguments))
     out, workers = options.pop("out"), options.pop("workers")

@@ -250,10 +250,9 @@ def _attach(runs: list[Run], answered: Run) -> None:
         if (run.state != "evaluated" and same_folder(answered.origin, run.path))
         or (run.state == answered.state and (run.name, run.origin) == (answered.name, answered.origin))
     ]
-    # A sweep's folder may have been moved: then runs still lie beside their evaluations, under their old names.
-    if not same and answered.origin and answered.beside:
-        moved = answered.beside / Path(answered.origin).name
-        same = [run for run in runs if run.state != "evaluated" and run.path.resolve() == moved]
+    # A sweep's folder may have been moved: then NAME still lies beside NAME.evaluation.
+    if not same and answered.origin and answered.place:
+        moved = answered.place.with_name(Path(answered.origin).name)
     if not same:
         runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
         return
