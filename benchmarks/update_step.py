@@ -5,7 +5,7 @@
 Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own step. Useful operations are those of one forward of
 each role and the student's gradient to its activations and adapters; what checkpointing repeats is not counted. A speed
 is printed only if the gradient after an optimizer step is no further from that in float32 than a plain one in bfloat16
-is: one rollout at a time, padded, the chunked losses and PEFT's own layers.
+is: one rollout at a time, padded, the chunked losses, PEFT's own layers and the model's own norms.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from peft.tuners.lora.layer import Linear
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, TrainingArguments
+from transformers.models.qwen3 import modeling_qwen3
 
 from opasd.config import OPASDConfig
 from opasd.data import Problem
@@ -33,10 +34,12 @@ from opasd.lora import FusedLinear
 from opasd.models import unwrap
 from opasd.prompts import PromptPair
 from opasd.rollout import Rollout
+from opasd.rollout.fusing import _is_ligers
 from opasd.trainer import OPASDTrainer
 
 PEAK = 790e12
 """Operations a second that the goal is a share of: what dense bf16 products reach on an H200."""
+ROTARY = modeling_qwen3.apply_rotary_pos_emb
 PAPER = {"token loss only": 0.07, "with attention loss": 0.12}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -187,6 +190,8 @@ def errors(trainer: OPASDTrainer, seed: int) -> tuple[float, float]:
     layers: list[Any] = [module for module in model.modules() if type(module) is FusedLinear]
     for layer in layers:
         layer.__class__ = Linear
+    ligers = [(m, m.__dict__.pop("forward")) for m in model.modules() if _is_ligers(m.forward)]
+    rotary, modeling_qwen3.apply_rotary_pos_emb = modeling_qwen3.apply_rotary_pos_emb, ROTARY
     slow = gradient(trainer, rollouts)
     frozen = [(parameter, parameter.dtype) for parameter in model.parameters() if not parameter.requires_grad]
     for parameter, _ in frozen:
@@ -197,6 +202,9 @@ def errors(trainer: OPASDTrainer, seed: int) -> tuple[float, float]:
         parameter.data = parameter.data.to(dtype)
     for layer in layers:
         layer.__class__ = FusedLinear
+    for module, forward in ligers:
+        module.forward = forward
+    modeling_qwen3.apply_rotary_pos_emb = rotary
     trainer.config, trainer._scoring = before, None
     return float((fast - exact).norm() / exact.norm()), float((slow - exact).norm() / exact.norm())
 
@@ -310,6 +318,7 @@ def main() -> None:
         for attention in switches[options.attention]
     ]
     rows: list[dict[str, Any]] = []
+    own = dict(modeling_qwen3.__dict__)
     for setting in itertools.product(
         options.models.split(","),
         map(int, options.budgets.split(",")),
@@ -325,6 +334,7 @@ def main() -> None:
         gc.collect()  # a trainer and its callbacks know one another
         if device == "cuda":
             torch.cuda.empty_cache()
+        modeling_qwen3.__dict__.update(own)  # liger-kernel changes what later models are made of
     paper = ", ".join(f"{value} {name}" for name, value in PAPER.items())
     print(f"\nms/token: of wall time for each token either role read. The paper, Qwen3-4B on 4 H100: {paper}.")
 

@@ -22,7 +22,7 @@ from opasd.prompts import PromptBuilder
 from opasd.records import Records
 from opasd.rollout import Rollout
 from opasd.scoring import Scorer
-from opasd.trainer import checkpoints, microbatches
+from opasd.trainer import _use_liger, checkpoints, microbatches
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -409,6 +409,19 @@ def test_a_step_spoiled_in_another_process_is_dropped_here_too(tmp_path, monkeyp
     monkeypatch.setattr(trainer, "total", lambda value: value + 1.0)
     trainer.drop_spoiled_gradients()
     assert parameter.grad is None
+
+
+def test_liger_chooses_its_parts_itself_and_leaves_the_losses(monkeypatch):
+    """It refuses rotary embeddings for some families, and knows better than to replace everything in others."""
+    given = []
+    monkeypatch.setattr("opasd.trainer.is_liger_kernel_available", lambda: True)
+    monkeypatch.setattr("opasd.trainer.apply_liger_kernel", lambda model, parts: given.append(parts))
+    for own in (None, {"rms_norm": False}):
+        args = types.SimpleNamespace(use_liger_kernel=True, device=torch.device("cuda"), liger_kernel_config=own)
+        _use_liger(make_model(), args)
+        assert args.use_liger_kernel is False
+    assert given[0] == {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert given[1] == given[0] | {"rms_norm": False}
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):

@@ -164,7 +164,16 @@ def test_the_embedded_task_has_splits_of_its_own_and_knows_nothing_else():
         training.problems(DataConfig(source="lab", revision="v1", max_question_chars=9), "train")
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, False), (True, True), (False, False)])
-def test_liger_is_used_where_it_is_installed_and_there_is_a_gpu(tmp_path, asked, given, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+@pytest.mark.parametrize(
+    ("asked", "device", "installed", "given"),
+    [
+        (None, "cuda", True, True), (None, "cuda", False, False), (None, "cpu", True, False),
+        (True, "cpu", False, True), (False, "cuda", True, False),
+    ],
+)  # fmt: skip
+def test_liger_is_used_where_it_is_installed_and_there_is_a_gpu(tmp_path, asked, device, installed, given, monkeypatch):
+    """The device is the one trained on, whatever else is there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(training, "is_liger_kernel_available", lambda: installed)
+    monkeypatch.setattr(training.TrainingArguments, "device", torch.device(device))
     assert training.training_arguments(TrainConfig(use_liger_kernel=asked), tmp_path).use_liger_kernel is given

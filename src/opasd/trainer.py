@@ -508,9 +508,9 @@ def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
         return
     if args.device.type != "cuda" or not is_liger_kernel_available():
         raise ConfigError("use_liger_kernel needs a GPU and liger-kernel; pip install liger-kernel, or set it to false")
-    parts = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
-    others = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-    apply_liger_kernel(model, parts | others | (args.liger_kernel_config or {}))
+    # Of the rest it has its own list for each family, and refuses what is not on it.
+    losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    apply_liger_kernel(model, losses | (args.liger_kernel_config or {}))
     args.use_liger_kernel = False  # done; Trainer's own default would replace the model's forward as well
 
 

@@ -178,13 +178,14 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
         raise ConfigError(f"train.extra: {', '.join(unknown)} is no field of TrainingArguments; see its documentation")
     settings: dict[str, Any] = config.model_dump(exclude={"extra"}) | {"report_to": list(config.report_to)}
     settings |= config.extra
-    if settings["use_liger_kernel"] is None:
-        on_gpu = torch.cuda.is_available() and not settings.get("use_cpu")
-        settings["use_liger_kernel"] = on_gpu and is_liger_kernel_available()
+    asked = settings.pop("use_liger_kernel")
     try:
-        return TrainingArguments(output_dir=str(folder), **settings)
+        arguments = TrainingArguments(output_dir=str(folder), **settings)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"train: {error}") from error
+    possible = arguments.device.type == "cuda" and is_liger_kernel_available()
+    arguments.use_liger_kernel = possible if asked is None else asked
+    return arguments
 
 
 def _four_bit() -> Any:

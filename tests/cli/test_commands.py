@@ -72,7 +72,8 @@ def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
     for rows, known in (("64:", 64), (":32", 32), ("100:500", 28), (":", 128)):
         _, text, _ = opasd("validate", "--data.source", "d.jsonl", "--data.rows", rows, "--json")
         assert json.loads(text)["batch"]["problems_at_most"] == known
-    assert "d.jsonl has 128 rows, and none of them" in opasd.refuses("train", "--data.source=d.jsonl", "--data.rows=128:")
+    refused = opasd.refuses("train", "--data.source", "d.jsonl", "--data.rows", "128:")
+    assert "data.source: d.jsonl has 128 rows, and none of them is in rows '128:'" in refused
     assert "data.rows: got '5'; give FIRST:END" in opasd.refuses("validate", "--data.rows", "5")
 
 

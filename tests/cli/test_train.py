@@ -84,6 +84,9 @@ def test_another_file_of_the_same_name_is_not_a_moved_one(tmp_path: Path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     for same in ("a/train.jsonl", "link/train.jsonl", "~/a/train.jsonl"):
         check_changes(of(tmp_path / "a" / "train.jsonl"), of(same))
+    for odd in ("~nobody/train.jsonl", "x" * 5000, "a\0/train.jsonl"):
+        with pytest.raises(ConfigError, match="changed data.source"):
+            check_changes(of(tmp_path / "a" / "train.jsonl"), of(odd))
     (tmp_path / "a" / "train.jsonl").rename(tmp_path / "train.jsonl")
     check_changes(of(tmp_path / "a" / "train.jsonl"), of("train.jsonl"))
 

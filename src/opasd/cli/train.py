@@ -42,7 +42,8 @@ class TrainOptions(ConfigOptions):
 
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Continue the run in this folder from its newest checkpoint, with the configuration it was started with. Only
-    what does not alter a step may change, such as a larger train.max_steps or where a model or data that was moved lies now."""
+    what does not alter a step may change, such as a larger train.max_steps, or where model and data lie that were
+    moved under their old names."""
     num_processes: int | None = None
     """Train with this many processes on this machine, through `accelerate launch`. Unset: one, or what launched us."""
 
@@ -148,13 +149,15 @@ def check_changes(old: RunConfig, new: RunConfig) -> None:
 
 
 def _moved_back(old: RunConfig, new: RunConfig) -> RunConfig:
-    """`new` with model and data where `old` has them, if they are gone from there and lie elsewhere under their name."""
+    """`new` with model and data where `old` has them, if they are the same or gone from there, and named as before."""
 
     def back(before: str, now: str) -> str:
-        was, here = Path(before), Path(now).expanduser()
-        if not was.is_absolute() or not here.exists():  # a local one is on record by its full path
+        now_full = os.path.expanduser(now)
+        if not os.path.isabs(before) or not os.path.exists(now_full):  # a local one is on record by its full path
             return now
-        return before if (was.samefile(here) if was.exists() else was.name == here.name) else now
+        if os.path.exists(before):
+            return before if os.path.samefile(before, now_full) else now
+        return before if Path(before).name == Path(now_full).name else now
 
     def data(before: DataConfig | None, now: DataConfig) -> DataConfig:
         return now.model_copy(update={"source": back(before.source, now.source)}) if before else now

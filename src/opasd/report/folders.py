@@ -94,7 +94,7 @@ class Run:
     origin: str = ""
     """What an evaluated model is: its adapter's folder, or nothing for a base."""
     beside: Path | None = None
-    """The folder that an evaluation lies in."""
+    """Where a sweep has the run that an evaluation's folder is named after."""
     attention: list[dict[str, Any]] = field(default_factory=list)
     """Records of the attention viewer."""
     notes: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ def read_evaluation(path: Path) -> list[Run]:
         folder = Path(str(about["run"])) if about.get("run") else path
         models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
         models[name].results = _results(evaluation, name, whole, "evaluation.json")
-        models[name].beside = path.resolve().parent
+        models[name].beside = path.resolve().parent / path.resolve().stem
     asked = {
         (str(row.get("benchmark")), str(row.get("problem"))): row
         for row in _rows(path / "problems.jsonl", whole, "questions are shown by their names")
@@ -251,8 +251,8 @@ def _attach(runs: list[Run], answered: Run) -> None:
         or (run.state == answered.state and (run.name, run.origin) == (answered.name, answered.origin))
     ]
     # A sweep's folder may have been moved: then NAME still lies beside NAME.evaluation.
-    if not same and answered.origin and answered.place:
-        moved = answered.place.with_name(Path(answered.origin).name)
+    if not same and answered.beside and answered.beside.name == Path(answered.origin).name:
+        same = [run for run in runs if run.state != "evaluated" and run.path.resolve() == answered.beside]
     if not same:
         runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
         return
