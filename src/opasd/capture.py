@@ -150,7 +150,7 @@ class AttentionCapture:
             rounded = 1 + _largest_score(role) if implementation == "eager" else torch.ones_like(error)
             message = (
                 f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is not "
-                "the one its queries and keys give (off by {error:.1e} of its size); try attn_implementation='eager', "
+                "the one its queries and keys give (off by {error} of its size); try attn_implementation='eager', "
                 "and if that fails too this model type is not supported"
             )
             checks.append(Check(error, tolerance(output_BTHD) * rounded, message))
@@ -174,7 +174,7 @@ def settle(checks: Sequence[Check]) -> None:
     numbers = torch.stack([number.double() for check in checks for number in (check.error, check.limit)])
     for check, (error, limit) in zip(checks, numbers.view(-1, 2).tolist(), strict=True):
         if error > limit:
-            raise CaptureError(check.message.format(error=error))
+            raise CaptureError(check.message.replace("{error}", f"{error:.1e}"))
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

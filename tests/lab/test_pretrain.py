@@ -8,10 +8,10 @@ from transformers import AutoTokenizer
 from opasd.lab.demos import Rates
 from opasd.lab.model import model_path
 from opasd.lab.muon import Muon, orthogonal
-from opasd.lab.pretrain import Settings, _batches, _schedule, _Step, make_examples, make_model
+from opasd.lab.pretrain import Settings, _batches, _schedule, _Step, main, make_examples, make_model
 
 TOKENIZER = AutoTokenizer.from_pretrained(model_path())
-SETTINGS = Settings(size="small", steps=4, batch=6, examples=30, warmup=2)
+SETTINGS = Settings(size="small", steps=4, batch=7, examples=30, warmup=2)
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 40), (4, 40, 5)])
@@ -76,3 +76,21 @@ def test_a_step_in_groups_is_a_plain_step_on_one_padded_batch():
     assert count == SETTINGS.steps
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--size", "huge"], ["--batch", "1"], ["--steps", "0"], ["--examples", "-5"], ["--measured", "two"]]
+)
+def test_impossible_settings_are_told(tmp_path, flags, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--out", str(tmp_path / "new"), *flags])
+    assert stopped.value.code == 2
+    assert flags[0] in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("batch", [3, 64, 127, 256])
+def test_every_step_has_as_many_examples_as_asked_for(batch):
+    lengths = torch.randint(20, 400, (1000,))
+    settings = Settings(batch=batch, steps=5)
+    assert [sum(len(rows) for rows, _ in groups) for groups in _batches(lengths, settings)] == [batch] * 5

@@ -36,7 +36,7 @@ CHAT_TEMPLATE = """\
 """
 
 _PIECES = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4},
     "base": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6},
 }
@@ -60,8 +60,8 @@ def make_config(tokenizer: "PreTrainedTokenizerFast", size: str) -> "Qwen3Config
 
     return Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
-        **_SIZES[size],
-        num_key_value_heads=_SIZES[size]["num_attention_heads"],
+        **SIZES[size],
+        num_key_value_heads=SIZES[size]["num_attention_heads"],
         head_dim=32,
         max_position_embeddings=CONTEXT_TOKENS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},

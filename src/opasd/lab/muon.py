@@ -22,12 +22,17 @@ class Muon:
     @torch.no_grad()
     def step(self) -> None:
         for part, mean in zip(self.parts, self.means, strict=True):
-            gradient = torch.stack([weight.grad for weight in part if weight.grad is not None])
+            gradient = torch.stack([_gradient(weight) for weight in part])
             mean.lerp_(gradient, 1 - self.momentum)
             rows, columns = mean.shape[1:]
             update = orthogonal(gradient.lerp(mean, self.momentum)) * (self.rate * max(1.0, rows / columns) ** 0.5)
             for weight, change in zip(part, update, strict=True):
                 weight.mul_(1 - self.rate * self.decay).sub_(change)
+
+
+def _gradient(weight: nn.Parameter) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -30,7 +30,7 @@ from torch.nn import functional
 from opasd.lab.demos import Kind, Rates, make_demo
 from opasd.lab.formats import Formats, wordings
 from opasd.lab.measure import measure
-from opasd.lab.model import END_OF_TEXT, END_OF_TURN, SYSTEM_PROMPTS, make_config, make_tokenizer, token_id
+from opasd.lab.model import END_OF_TEXT, END_OF_TURN, SIZES, SYSTEM_PROMPTS, make_config, make_tokenizer, token_id
 from opasd.lab.muon import Muon
 from opasd.lab.task import make_puzzles
 
@@ -282,7 +282,8 @@ def _batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor,
     generator = torch.Generator().manual_seed(settings.seed)
     bounds = torch.tensor([0.0, *lengths.float().quantile(torch.arange(1, GROUPS + 1) / GROUPS).tolist()])
     groups = [((lengths > low) & (lengths <= high)).nonzero().flatten() for low, high in pairwise(bounds)]
-    counts = [round(settings.batch * len(group) / len(lengths)) for group in groups]
+    counts = [round(settings.batch * len(group) / len(lengths)) for group in groups[:-1]]
+    counts.append(settings.batch - sum(counts))
     widths = [int(lengths[group].max()) if len(group) else 0 for group in groups]
     orders = [torch.empty(0, dtype=torch.long) for _ in groups]
     for _ in range(settings.steps):
@@ -336,7 +337,7 @@ def pretrain(out: Path, settings: Settings, rates: Rates | None = None, workers:
     record = {
         "command": f"python -m opasd.lab.pretrain --out MODEL --seed {settings.seed} --size {settings.size} "
         f"--steps {settings.steps} --batch {settings.batch} --examples {settings.examples} "
-        f"--learning-rate {settings.learning_rate} --matrix-rate {settings.matrix_rate}",
+        f"--learning-rate {settings.learning_rate} --matrix-rate {settings.matrix_rate} --measured {settings.measured}",
         "settings": asdict(settings),
         "mixture": MIXTURE,
         "system_share": SYSTEM_SHARE,
@@ -358,17 +359,27 @@ def pretrain(out: Path, settings: Settings, rates: Rates | None = None, workers:
     return record
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return number
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Pretrain from the command line."""
     default = Settings()
     parser = argparse.ArgumentParser(description="Pretrain the embedded model.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
-    parser.add_argument("--size", default=default.size, help="architecture: base or small")
-    for name in ("seed", "steps", "batch", "examples", "measured"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(default, name))
+    parser.add_argument("--size", default=default.size, choices=SIZES, help="architecture")
+    parser.add_argument("--seed", type=int, default=default.seed)
+    for name, least in (("steps", 1), ("batch", GROUPS), ("examples", GROUPS), ("measured", 4)):
+        parser.add_argument(f"--{name}", type=_at_least(least), default=getattr(default, name))
     for name in ("learning_rate", "matrix_rate"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(default, name))
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that make data")
+    parser.add_argument("--workers", type=_at_least(1), default=os.cpu_count() or 1, help="processes that make data")
     options = vars(parser.parse_args(arguments))
     out, workers = options.pop("out"), options.pop("workers")
     if out.exists():
