@@ -1,9 +1,9 @@
 """The light commands as a user runs them: help, validate, recipes, env, merge; mistakes are messages, exit code 2."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,9 +44,10 @@ def test_validate_is_fast_and_imports_nothing_heavy() -> None:
     )
     times: list[float] = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its own work, whatever else the machine does
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.stdout.endswith("[] 0\n")
     assert min(times) < 1
 
