@@ -47,11 +47,7 @@ def fused(model: nn.Module) -> Iterator[None]:
 def _is_wrapped(module: nn.Module) -> bool:
     """Whether the module was given another forward, which may do more than its class says; liger-kernel's does not."""
     forward = module.__dict__.get("forward")
-    return forward is not None and not _is_ligers(forward)
-
-
-def _is_ligers(function: Callable[..., Any]) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
+    return forward is not None and not str(getattr(forward, "__module__", "")).startswith("liger_kernel.")
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -92,8 +88,6 @@ def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
     def agrees(query: Tensor) -> bool:
         D = query.shape[-1]
         given = [_numbers(*shape, like=query) for shape in ((3, 4, 1, D), (3, 2, 1, D), (3, 1, D), (3, 1, D))]
-        if _is_ligers(original):  # which counts on the angles' two halves being the same, as they are in every model
-            given[2:] = [torch.cat([angles[..., : D // 2]] * 2, -1) for angles in given[2:]]
         return _close(kernels.rotate(*given), original(*given))
 
     def apply(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
