@@ -27,6 +27,8 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"cannot make {folder}: {error.strerror}; give another --output") from error
     steps = options.steps or (6 if options.quick else None)
     demo.run(folder, seed=options.seed, steps=steps, problems=options.problems or (300 if options.quick else 1200))
+    if options.quick and options.steps is None:
+        sys.stdout.write("Six steps show that it runs; they are too few to learn much from. `opasd demo` takes 40.\n")
     sys.stdout.flush()
     return 0
 
