@@ -34,7 +34,7 @@ from opasd.lora import FusedLinear
 from opasd.models import unwrap
 from opasd.prompts import PromptPair
 from opasd.rollout import Rollout
-from opasd.rollout.fusing import _is_ligers
+from opasd.rollout.fusing import is_ligers
 from opasd.trainer import OPASDTrainer
 
 PEAK = 790e12
@@ -190,7 +190,7 @@ def errors(trainer: OPASDTrainer, seed: int) -> tuple[float, float]:
     layers: list[Any] = [module for module in model.modules() if type(module) is FusedLinear]
     for layer in layers:
         layer.__class__ = Linear
-    ligers = [(m, m.__dict__.pop("forward")) for m in model.modules() if _is_ligers(m.forward)]
+    ligers = [(m, m.__dict__.pop("forward")) for m in model.modules() if is_ligers(m.forward)]
     rotary, modeling_qwen3.apply_rotary_pos_emb = modeling_qwen3.apply_rotary_pos_emb, ROTARY
     slow = gradient(trainer, rollouts)
     frozen = [(parameter, parameter.dtype) for parameter in model.parameters() if not parameter.requires_grad]

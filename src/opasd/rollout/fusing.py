@@ -47,7 +47,12 @@ def fused(model: nn.Module) -> Iterator[None]:
 def _is_wrapped(module: nn.Module) -> bool:
     """Whether the module was given another forward, which may do more than its class says; liger-kernel's does not."""
     forward = module.__dict__.get("forward")
-    return forward is not None and not str(getattr(forward, "__module__", "")).startswith("liger_kernel.")
+    return forward is not None and not is_ligers(forward)
+
+
+def is_ligers(function: Callable[..., Any]) -> bool:
+    """Whether a function is one of liger-kernel's."""
+    return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
