@@ -97,10 +97,13 @@ class Handler(BaseHTTPRequestHandler):
             fault = STATE["faults"].pop(0) if STATE["faults"] else None
             STATE["busy"] += 1
             STATE["most_busy"] = max(STATE["most_busy"], STATE["busy"])
+        if fault is None:
+            time.sleep(STATE["delay"])
+        with LOCK:
+            STATE["busy"] -= 1  # before the answer: with it in hand the client may send the next at once
         try:
             if fault is not None:
                 return self.misbehave(fault)
-            time.sleep(STATE["delay"])
             if body["model"] != "base" and body["model"] not in STATE["adapters"]:
                 return self.answer(404, {"error": {"message": f"The model {body['model']} does not exist."}})
             path = STATE["adapters"].get(body["model"], "")
@@ -112,9 +115,6 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"model": body["model"], "choices": [choice]})
         except BrokenPipeError:
             pass
-        finally:
-            with LOCK:
-                STATE["busy"] -= 1
 
     def misbehave(self, fault: object) -> None:
         if fault == "hang":
