@@ -1,0 +1,97 @@
+"""The tables of docs/experiments.md, experiment 3, from the records beside this file.
+
+    python results/lab/tables.py
+
+Intervals are 95 %, by bootstrap over problems (10,000 draws, seed 0); differences are paired on the same problems.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opasd.analysis.markers import count_markers
+
+HERE = Path(__file__).parent
+SEEDS = (1, 42, 123)
+TRENDS = ("attention/divergence", "attention/solution_mass", "token/divergence")
+METHODS = {
+    "opasd": "OPASD",
+    "opsd-pointwise": "OPSD, pointwise",
+    "opsd-per-token": "OPSD, per token",
+    "attention": "attention only",
+}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def answers(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each problem was answered right, and the tokens of each answer."""
+    record = json.loads((HERE / f"{name}.evaluation" / "evaluation.json").read_text())["results"][0]["per_problem"]
+    problems = sorted(record)
+    return np.array([record[p]["correct"] for p in problems], float), np.array([record[p]["tokens"] for p in problems])
+
+
+def markers(name: str) -> float:
+    samples = rows_of(HERE / f"{name}.evaluation" / "samples.jsonl.gz")
+    return 1000 * sum(count_markers(row["text"]).total() for row in samples) / sum(row["tokens"] for row in samples)
+
+
+def trend(names: list[str], metric: str) -> str:
+    """Its mean over runs in the first step and in the last five."""
+    runs = [[row for row in rows_of(HERE / name / "metrics.jsonl.gz") if "grad_norm" in row] for name in names]
+    if metric not in runs[0][0]:
+        return ""
+    first = np.mean([run[0][metric] for run in runs])
+    last = np.mean([row[metric] for run in runs for row in run[-5:]])
+    return f"{first:.3f} → {last:.3f}"
+
+
+def interval(values: np.ndarray, signed: bool = False) -> str:
+    draws = np.random.default_rng(0).integers(0, len(values), (10_000, len(values)))
+    low, high = np.percentile(values[draws].mean(1), [2.5, 97.5])
+    form = "{:+.1f}" if signed else "{:.1f}"
+    return "{} [{}, {}]".format(*(form.format(100 * value) for value in (values.mean(), low, high)))
+
+
+def over(values: list[float], form: str = "{:.1f}") -> str:
+    return f"{form.format(np.mean(values))} ± {np.std(values, ddof=1):.1f}"
+
+
+def main() -> None:
+    base, tokens = answers("methods/base")
+    print(f"base {interval(base)}, {tokens.mean():.1f} tokens, {markers('methods/base'):.2f} markers per 1,000\n")
+    right = {(method, seed): answers(f"methods/{method}-seed-{seed}") for method in METHODS for seed in SEEDS}
+    for (method, seed), (found, length) in right.items():
+        cells = [METHODS[method], str(seed), interval(found), interval(found - base, signed=True)]
+        cells += [f"{length.mean():.1f} / {length.max():.0f}", f"{markers(f'methods/{method}-seed-{seed}'):.2f}"]
+        print("| " + " | ".join(cells) + " |")
+    print()
+    for method, label in METHODS.items():
+        runs = [right[method, seed][0] for seed in SEEDS]
+        names = [f"methods/{method}-seed-{seed}" for seed in SEEDS]
+        cells = [label, over([100 * run.mean() for run in runs]), interval(np.mean(runs, 0) - base, signed=True)]
+        cells += [trend(names, metric) for metric in TRENDS]
+        print("| " + " | ".join(cells) + " |")
+    print()
+    for method in list(METHODS)[1:]:
+        gaps = [right["opasd", seed][0] - right[method, seed][0] for seed in SEEDS]
+        cells = [f"OPASD - {METHODS[method]}", *(interval(gap, signed=True) for gap in gaps)]
+        print("| " + " | ".join([*cells, over([100 * gap.mean() for gap in gaps], "{:+.1f}")]) + " |")
+    print()
+    plain = right["opsd-per-token", 42][0]
+    runs = {"0.02": "lambda/attention_weight-0.02", "0.1": "lambda/attention_weight-0.1"}
+    runs |= {"0.25": "lambda/attention_weight-0.25", "0.5": "methods/opasd-seed-42"}
+    print(f"| 0 | {interval(plain)} | | |")
+    for weight, name in runs.items():
+        found = answers(name)[0]
+        cells = [weight, interval(found), interval(found - plain, signed=True), trend([name], "attention/divergence")]
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
