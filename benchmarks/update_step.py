@@ -1,6 +1,6 @@
 """One optimizer step of 64 rollouts on a GPU: teacher, student, both losses, backward, AdamW.
 
-    python benchmarks/update_step.py --models 1.7b,4b,8b --lengths 1300,4096 --json results/update_step.json
+    python benchmarks/update_step.py --models 1.7b,4b,8b --cases 1300x64,4096x64 --json results/update_step.json
 
 Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own step. Useful operations are those of one forward of
 each role and the student's gradient to its activations and adapters; what checkpointing repeats is not counted. A speed
@@ -238,7 +238,7 @@ def run(setup: Setup, cases: list[Case], device: str, options: argparse.Namespac
                     spent, peak = timed_step(trainer, rollouts, device)
                     seconds[case].append(spent)
                     peaks[case] = max(peak, peaks[case])
-            if options.profile:
+            if options.profile and pair[0] == cases[0]:
                 trace(trainer, rollouts[:16], f"{setup} {pair[-1]}", device, options.profile)
             processed = sum(len(rollout.student_ids) + len(rollout.teacher_ids) for rollout in rollouts)
             operations = useful_operations(trainer, rollouts)
@@ -290,8 +290,7 @@ def _now(device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="1.7b,4b,8b")
-    parser.add_argument("--lengths", default="1300,4096")
-    parser.add_argument("--rollouts", default="64", help="rollouts of a step; several to see the growth")
+    parser.add_argument("--cases", default="1300x64,4096x64", help="response length x rollouts of a step")
     parser.add_argument("--budgets", default="32768", help="tokens of a micro-batch")
     parser.add_argument("--layouts", default="auto")
     parser.add_argument("--checkpointing", default="on", choices=["on", "off", "both"])
@@ -300,7 +299,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="at most")
     parser.add_argument("--seconds", type=float, default=15, help="of measuring a case, after which none is repeated")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--profile", help="append the profile of a step of 16 rollouts to this file")
+    parser.add_argument("--profile", help="append the profile of a step of 16 rollouts of the first case to this file")
     parser.add_argument("--json", help="write the raw figures here")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -312,9 +311,8 @@ def main() -> None:
         f"{'seconds':>9s}{'ratio':>7s}{'TFLOP/s':>9s}{'share':>7s}{'ms/token':>10s}{'peak GiB':>10s}{'- weights':>10s}"
     )
     cases = [
-        Case(int(length), int(rollouts), attention)
-        for length in options.lengths.split(",")
-        for rollouts in options.rollouts.split(",")
+        Case(*map(int, case.split("x")), attention)
+        for case in options.cases.split(",")
         for attention in switches[options.attention]
     ]
     rows: list[dict[str, Any]] = []
