@@ -4,10 +4,11 @@ import sys
 
 import pytest
 import torch
+from peft.tuners.lora.layer import Linear
 from transformers import PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
-from opasd.lora import speed_up
+from opasd.lora import LoraProduct, speed_up
 from opasd.rollout import decoding, fusing, slots
 from opasd.rollout.decoding import make_plan
 from opasd.rollout.transformers import TransformersEngine
@@ -83,6 +84,25 @@ def test_a_lora_product_is_added(dtype, rows, features, outputs, rank):
     assert error(found, expected) < (1e-6 if dtype == torch.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("rows", [128, 129, pytest.param(40, marks=pytest.mark.gpu)])
+def test_a_layer_in_half_precision_is_rounded_as_in_training(rows):
+    model = add_lora(here("qwen3").bfloat16())
+    layer = next(module for module in model.modules() if type(module) is Linear)
+    A, B = (factor["default"].float().weight.data for factor in (layer.lora_A, layer.lora_B))
+    A.copy_(numbers(*A.shape, seed=1))
+    B.copy_(numbers(*B.shape, seed=2))
+    x, scaling, rounded = numbers(rows, 1, A.shape[1], dtype=torch.bfloat16), layer.scaling["default"], {}
+    a, b = A.bfloat16(), (B * scaling).bfloat16()
+    expected = LoraProduct.apply(x, layer.base_layer.weight, layer.base_layer.bias, A, B, scaling, a, b)
+    with torch.no_grad(), fusing.fused(model, rounded):
+        found = layer(x)
+        A.zero_()
+        assert torch.equal(layer(x), found)  # what a graph reads stays as it was
+    assert found.shape == (rows, 1, B.shape[0])
+    assert torch.equal(found, expected) if rows >= kernels.MANY_ROWS else error(found, expected) < 4e-3
+    assert len(rounded) == sum(type(module) is Linear for module in model.modules())
+
+
 # ---- in a model -----------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +118,7 @@ def here(family: str) -> PreTrainedModel:
 
 
 def replaced(model) -> set[str]:
-    with fusing.fused(model):
+    with fusing.fused(model, {}):
         return {type(module).__name__ for module in model.modules() if "forward" in module.__dict__}
 
 
@@ -159,7 +179,7 @@ def test_another_forward_stays_and_ligers_does_not():
 
     ligers.__module__ = "liger_kernel.transformers.rms_norm"
     norms[0].forward, norms[1].forward = other, ligers
-    with fusing.fused(model):
+    with fusing.fused(model, {}):
         assert norms[0].forward is other
         assert norms[1].forward is not ligers
     assert norms[1].forward is ligers

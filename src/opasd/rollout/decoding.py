@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from opasd.config import SamplingConfig
 from opasd.rollout.engine import Completion
-from opasd.rollout.fusing import fused, kernels_available
+from opasd.rollout.fusing import Rounded, fused, kernels_available
 from opasd.rollout.sampling import sample
 from opasd.rollout.slots import LayerShape, SlotCache, attending_to_slots, layer_shapes
 
@@ -85,6 +85,7 @@ class Decoder:
         self.uniform_BT = torch.zeros(rows, limit, device=device)
         self.drawn_BT = torch.zeros(rows, limit, dtype=torch.long, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.rounded: Rounded = {}
 
     def admit(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
         """Read prompts, longest first, into free slots."""
@@ -147,7 +148,7 @@ class Decoder:
         """While entered, the model's forward is that of a step."""
         with ExitStack() as stack:
             stack.enter_context(attending_to_slots(self.model))
-            stack.enter_context(fused(self.model) if self.plan.fuse else nullcontext())
+            stack.enter_context(fused(self.model, self.rounded) if self.plan.fuse else nullcontext())
             yield
 
     def run(self, rows: int, steps: int, remaining: int) -> None:

@@ -1,7 +1,9 @@
 """For the length of a decoding step, a model's small operations are one kernel each.
 
 Nothing is assumed from names: a norm or a rotary embedding is replaced only where the kernel gives what the model's own
-code gives on random numbers, else it stays. Adapters stay adapters: their product is added to the base's, not merged.
+code gives on random numbers, else it stays. Adapters stay adapters: their product is added to the base's, not merged,
+where half of a weight's last bit would be lost; in half precision they are rounded as a training step rounds them
+(`opasd.lora`).
 """
 
 import importlib.util
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 
 _verdicts: dict[tuple[object, ...], bool] = {}
 """Whether a kernel gives what a piece of model code gives, in a precision."""
+Rounded = dict[nn.Module, tuple[Tensor, Tensor]]
+"""A and s·B of LoRA layers in the activations' format."""
 
 
 def kernels_available(device: torch.device) -> bool:
@@ -25,11 +29,14 @@ def kernels_available(device: torch.device) -> bool:
 
 
 @contextmanager
-def fused(model: nn.Module) -> Iterator[None]:
-    """While entered, forwards of one new token a row run in the model's fused form; `model` is in eval mode."""
+def fused(model: nn.Module, rounded: Rounded) -> Iterator[None]:
+    """While entered, forwards of one new token a row run in the model's fused form; `model` is in eval mode.
+
+    `rounded` is filled with what the forwards read besides the model: it must outlive any graph of them, and holds
+    while no weight changes."""
     with ExitStack() as stack:
         for module in model.modules():
-            forward = _norm(module) or _adapted(module)
+            forward = _norm(module) or _adapted(module, rounded)
             if forward is not None:
                 if "forward" in module.__dict__:
                     stack.callback(module.__dict__.__setitem__, "forward", module.__dict__["forward"])
@@ -107,7 +114,7 @@ def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
 # ---- adapters -------------------------------------------------------------------------------------------------------
 
 
-def _adapted(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def _adapted(module: nn.Module, rounded: Rounded) -> Callable[[Tensor], Tensor] | None:
     """A plain LoRA layer with one active adapter."""
     from peft.tuners.lora import Linear
 
@@ -126,6 +133,10 @@ def _adapted(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     if not (type(down) is nn.Linear and type(up) is nn.Linear) or down.bias is not None or up.bias is not None:
         return None
     A, B = down.weight, up.weight
+    if base.weight.dtype.itemsize == 2:
+        if module not in rounded:
+            rounded[module] = A.detach().to(base.weight.dtype), (B.detach() * scaling).to(base.weight.dtype)
+        (A, B), scaling = rounded[module], 1.0
     if A.shape[0] > kernels.MAX_RANK or A.dtype != B.dtype or not (A.is_contiguous() and B.is_contiguous()):
         return None
 
