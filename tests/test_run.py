@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
+from opasd.recipes.checking import leaves
 from opasd.run import RunFolder, check_disk, check_name, environment, repository, run_name
 
 
@@ -192,3 +193,9 @@ def test_the_repository_is_recorded_with_its_changes(tmp_path: Path) -> None:
 def test_secrets_on_the_command_line_are_masked() -> None:
     command = environment(["opasd", "--a.hub_token=abc", "--api-key", "def", "--x", "y"])["command"]
     assert command == ["opasd", "--a.hub_token=***", "--api-key", "***", "--x", "y"]
+
+
+def test_no_field_of_the_configuration_is_masked() -> None:
+    command = [word for path, _ in leaves() for word in (f"--{'.'.join(path)}".replace("_", "-"), "value")]
+    command += [f"--{'.'.join(path)}=value" for path, _ in leaves()]
+    assert environment(command)["command"] == command
