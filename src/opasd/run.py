@@ -38,7 +38,7 @@ MAX_NAME = 200
 MAX_DIFF_BYTES = 1 << 20
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
-"""The end of a flag whose value is nobody's business; the configuration's own, such as objective.token.clip, are none."""
+"""The end of a flag whose value is nobody's business; objective.token.clip is no such flag."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ Shapes: B rows of a forward, N positions of a row, T tokens of a rollout, E hidd
 """
 
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -26,6 +27,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 from opasd import varlen
 from opasd.capture import AttentionCapture, Check, Place, relative_error, settle, tolerance
+from opasd.choices import Layout as WantedLayout
 from opasd.choices import Query, Role
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.layers import LayerAttention, LayerBatch
@@ -34,6 +36,7 @@ from opasd.models import model_type, send, unwrap
 from opasd.rollout import Rollout
 
 Layout = Literal["padded", "packed", "single"]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,23 @@ class Scorer:
                 f"attn_implementation {own!r}"
             )
         return None
+
+
+def choose_layout(scorer: Scorer, wanted: WantedLayout, *, device: torch.device, half: bool) -> Layout:
+    """How rollouts share a forward under the setting `layout`; the log says why they are not packed where they could be.
+
+    `half`: the model computes in a format of 16 bits."""
+    if wanted == "padded" or (wanted == "auto" and device.type == "cpu"):
+        return "padded"
+    if reason := scorer.cannot_pack():
+        if wanted == "packed":
+            raise ConfigError(f"layout: packed, but {reason}; use layout: auto")
+        _log.warning("rollouts of a micro-batch are padded to one length, not packed: %s", reason)
+        return "padded"
+    how = varlen.kind(scorer.model, half=half)
+    level = logging.WARNING if how == varlen.ONE_BY_ONE else logging.INFO
+    _log.log(level, "rollouts of a micro-batch are packed; attention: %s", how)
+    return "packed"
 
 
 def _decoder(model: nn.Module) -> PreTrainedModel:

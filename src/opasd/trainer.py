@@ -7,7 +7,6 @@ and packed into micro-batches of so many tokens. Everything else (optimizer, sch
 trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
 """
 
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +36,7 @@ from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from opasd import lora, varlen
+from opasd import lora
 from opasd.choices import BadRow
 from opasd.config import DataConfig, OPASDConfig
 from opasd.data import Problem, load_problems
@@ -54,12 +53,11 @@ from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
 from opasd.rollout.factory import computes_in_half, make_engine
 from opasd.rollout.serving import ServingEngine
-from opasd.scoring import Layout, Scorer
+from opasd.scoring import Layout, Scorer, choose_layout
 from opasd.teacher import Teacher
 
 Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
 _TEACHER = "teacher.safetensors"
-_log = logging.getLogger(__name__)
 
 
 class OPASDTrainer(Trainer):
@@ -241,17 +239,7 @@ class OPASDTrainer(Trainer):
         return self._scoring
 
     def _layout(self, scorer: Scorer) -> Layout:
-        if self.config.layout == "padded" or (self.config.layout == "auto" and self.args.device.type == "cpu"):
-            return "padded"
-        if reason := scorer.cannot_pack():
-            if self.config.layout == "packed":
-                raise ConfigError(f"layout: packed, but {reason}; use layout: auto")
-            _log.warning("rollouts of a micro-batch are padded to one length, not packed: %s", reason)
-            return "padded"
-        how = varlen.kind(self.student, half=self.half)
-        level = logging.WARNING if how == varlen.ONE_BY_ONE else logging.INFO
-        _log.log(level, "rollouts of a micro-batch are packed; attention: %s", how)
-        return "packed"
+        return choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
 
     def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
         """Keep the offending rollouts; then stop, or drop the step: a loss of 0 that reaches every trained weight."""

@@ -199,6 +199,8 @@ class ProgressLine:
 
     def begin(self, total: int, done: int) -> None:
         self._total, self._done = total, done
+        self._drawn = self._tokens = 0
+        self._seconds = 0.0
         if done:
             self.say(f"{done} of {total} samples are there already")
 

@@ -35,7 +35,7 @@ from opasd.losses.divergence import LOG_SMALLEST, SMALLEST, entropy, terms
 from opasd.losses.precision import own_precision, wide
 from opasd.losses.vocabulary import Comparison, OutputHead
 
-__all__ = ["OutputHead", "TokenLossOutput", "token_loss"]
+__all__ = ["OutputHead", "TokenLossOutput", "log_probabilities", "token_loss"]
 
 WORKSPACE_BUFFERS = 10
 WORKSPACE_BYTES = 512 * 2**20
@@ -104,6 +104,21 @@ def token_loss(
         _method(impl, student_hidden_TE, student_head, teacher_hidden_TE, teacher_head, compare, chunk_tokens),
     )
     return TokenLossOutput(loss, *readings_T4.unbind(-1))
+
+
+@own_precision
+@torch.no_grad()
+def log_probabilities(
+    hidden_TE: Tensor, head: OutputHead, token_T: Tensor, *, chunk_tokens: int | None = None
+) -> Tensor:
+    """log p of the T tokens that the hidden states predict, at temperature 1; chunks as in the loss."""
+    chunk = chunk_tokens or default_chunk_tokens(head.weight_VE.shape[0])
+    found_T = torch.empty(hidden_TE.shape[0], dtype=wide(hidden_TE.dtype), device=hidden_TE.device)
+    for start in range(0, hidden_TE.shape[0], chunk):
+        rows = slice(start, start + chunk)
+        logits_CV = _logits(hidden_TE[rows], head)
+        found_T[rows] = logits_CV.gather(-1, token_T[rows, None])[:, 0] - logits_CV.logsumexp(-1)
+    return found_T
 
 
 def default_chunk_tokens(vocabulary: int) -> int:
