@@ -166,6 +166,30 @@ def test_an_evaluation_that_is_not_finished(tmp_path):
     assert len(run.samples) == 18
 
 
+def test_answers_without_their_text_are_counted_and_not_shown(tmp_path):
+    run = make_run(tmp_path, "trained")
+    evaluation = make_evaluation(tmp_path / "e", {"base": None, "trained": run})
+    whole = read_runs([run, evaluation])
+    samples = evaluation / "samples.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    for row in rows:
+        if row["sample"]:
+            del row["text"]
+    rows.append({"target": "base", "benchmark": "set", "problem": "set/1", "sample": 9})  # neither text nor verdict
+    samples.write_text("".join(f"{json.dumps(row | {'tokens': len(row.get('ids', []))})}\n" for row in rows))
+    packed = read_runs([run, evaluation])
+    for before, after in zip(whole, packed, strict=True):
+        graded = [sorted((one.key, one.correct, one.tokens) for one in run.answers["set"]) for run in (before, after)]
+        assert graded[0] == graded[1]
+        assert {one.number for one in after.samples if one.dataset == "set"} == {0}
+        assert all(one.text for one in after.samples)
+    count = sum(bool(row["sample"]) for row in rows) - 1
+    assert (
+        f"e/samples.jsonl: {count} answers are without their text: they are counted, and not shown" in packed[0].notes
+    )
+    make(packed).page.html()
+
+
 def test_a_runs_copy_of_its_evaluation_gives_its_results(tmp_path):
     run = make_run(tmp_path, "trained")
     evaluation = make_evaluation(tmp_path / "e", {"base": None, "trained": run})

@@ -89,6 +89,8 @@ class Run:
     rows: list[dict[str, Any]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     """Of training and of evaluations."""
+    without_text: list[Sample] = field(default_factory=list)
+    """Answers of which verdict and length alone are on record: counted, not shown."""
     results: list[Result] = field(default_factory=list)
     """Of evaluations."""
     origin: str = ""
@@ -117,7 +119,7 @@ class Run:
     def answers(self) -> dict[str, list[Sample]]:
         """The samples of evaluations, by data set."""
         found: defaultdict[str, list[Sample]] = defaultdict(list)
-        for sample in self.samples:
+        for sample in (*self.samples, *self.without_text):
             if sample.dataset != ROLLOUT:
                 found[sample.dataset].append(sample)
         return dict(found)
@@ -215,6 +217,11 @@ def read_evaluation(path: Path) -> list[Run]:
                 question, answer = known.get("question"), known.get("answer")
                 sample = replace(sample, question=str(question or ""), answer="" if answer is None else str(answer))
             models.setdefault(name, Run(name, path, "evaluated")).samples.append(sample)
+        elif isinstance(row.get("verdict"), str) and number(row.get("tokens")) is not None:
+            graded = _sample(row | {"text": ""}, str(row.get("benchmark") or "evaluation"))
+            models.setdefault(name, Run(name, path, "evaluated")).without_text += [graded] if graded else []
+    if count := sum(len(model.without_text) for model in models.values()):
+        whole.notes.append(f"samples.jsonl: {count} answers are without their text: they are counted, and not shown")
     found = list(models.values()) or [whole]
     found[0].notes += [f"{path.name}/{note}" for note in whole.notes]
     return found
@@ -260,6 +267,7 @@ def _attach(runs: list[Run], answered: Run) -> None:
     known = {(result.benchmark, result.budget) for result in answered.results}
     run.results = [one for one in run.results if (one.benchmark, one.budget) not in known] + answered.results
     run.samples += answered.samples
+    run.without_text += answered.without_text
     run.notes += answered.notes
 
 

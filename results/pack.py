@@ -1,0 +1,58 @@
+"""A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET
+
+Records are compressed, weights and logs left out. Of several answers to a problem the first keeps its text; all keep
+verdict and length. Folders of the machine that it ran on are cut to their last part.
+"""
+
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+
+KEPT = {"config.yaml", "environment.json", "evaluation.json", "settings.json", "README.md"}
+FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+(?=[\w.-]+)")
+
+
+def answers(text: str) -> str:
+    rows = [json.loads(line) for line in text.splitlines()]
+    for row in rows:
+        ids = row.pop("ids", None) or row.pop("completion_ids", None)
+        if ids:
+            row["tokens"] = len(ids)
+        row.pop("seed", None)
+        if row.get("sample"):
+            row.pop("text")
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+
+
+def main() -> None:
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    unfinished = {path.parent for path in source.glob("*/settings.json")} - {
+        path.parent for path in source.glob("*/evaluation.json")
+    }
+    for path in sorted(source.rglob("*")):
+        inner = path.relative_to(source)
+        if path.parent in unfinished or not path.is_file():
+            continue
+        if any(part.startswith(("checkpoint-", ".")) or part == "logs" for part in inner.parts):
+            continue
+        records = path.name in ("metrics.jsonl", "samples.jsonl")
+        if not records and path.name not in KEPT and not {"state", "tables"} & set(inner.parts):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if path.name == "samples.jsonl":
+            text = answers(text)
+        elif not records:
+            text = FOLDERS.sub("", text)
+        to = target / inner
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if records:
+            to = to.with_name(to.name + ".gz")
+            to.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        else:
+            to.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
