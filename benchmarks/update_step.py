@@ -311,8 +311,8 @@ def main() -> None:
         f"{'seconds':>9s}{'ratio':>7s}{'TFLOP/s':>9s}{'share':>7s}{'ms/token':>10s}{'peak GiB':>10s}{'- weights':>10s}"
     )
     cases = [
-        Case(*map(int, case.split("x")), attention)
-        for case in options.cases.split(",")
+        Case(int(length), int(rollouts), attention)
+        for length, rollouts in (case.split("x") for case in options.cases.split(","))
         for attention in switches[options.attention]
     ]
     rows: list[dict[str, Any]] = []

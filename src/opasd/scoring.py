@@ -262,7 +262,7 @@ class Scorer:
 
 
 def choose_layout(scorer: Scorer, wanted: WantedLayout, *, device: torch.device, half: bool) -> Layout:
-    """How rollouts share a forward under the setting `layout`; the log says why they are not packed where they could be.
+    """How rollouts share a forward under the setting `layout`; the log says why they are not packed.
 
     `half`: the model computes in a format of 16 bits."""
     if wanted == "padded" or (wanted == "auto" and device.type == "cpu"):

@@ -1,0 +1,21 @@
+"""Whether a teacher's reading of a student's answers tells right from wrong, one problem at a time."""
+
+import math
+from collections.abc import Sequence
+
+LARGEST = 0.1
+"""The share of a trajectory's tokens that `top_share` looks at."""
+
+
+def preference(right: Sequence[float], wrong: Sequence[float]) -> float | None:
+    """The share of (right, wrong) pairs in which the right one's value is higher, ties 1/2; None without a pair."""
+    if not right or not wrong:
+        return None
+    return sum((a > b) + 0.5 * (a == b) for a in right for b in wrong) / (len(right) * len(wrong))
+
+
+def top_share(values: Sequence[float]) -> float:
+    """The share of the sum that the 10 % largest values hold, at least one of them; by their number if the sum is 0."""
+    count = math.ceil(LARGEST * len(values))
+    total = math.fsum(values)
+    return math.fsum(sorted(values)[-count:]) / total if total > 0 else count / len(values)

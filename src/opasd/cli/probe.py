@@ -1,0 +1,149 @@
+"""Measure, before any training, whether a model has a teacher worth learning from.
+
+The model answers held-out problems as student and as teacher, and reads the student's answers in both roles. Takes
+what `opasd train` takes; nothing is trained.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from opasd.cli._options import ConfigOptions, parse
+from opasd.cli._plan import check
+from opasd.cli._processes import Processes
+from opasd.cli.evaluate import ProgressLine
+from opasd.config import RunConfig
+from opasd.errors import ConfigError
+from opasd.run import environment
+
+
+@dataclass(frozen=True)
+class ProbeOptions(ConfigOptions):
+    """The command's own options."""
+
+    problems: int = 64
+    """Problems: the first ones of the validation sets that have solutions; of the training data if there is none."""
+    samples: int = 4
+    """Answers of the student to each problem; a problem tells something where some are right and some are wrong."""
+    json: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write the summary, every answer's figures, the settings and the versions to this file, which must be new."""
+
+
+def run(args: list[str]) -> int:
+    """The command."""
+    options, recipe, config = parse(ProbeOptions, args, prog="opasd probe", about=__doc__ or "")
+    if (world := Processes.current().world) > 1:
+        raise ConfigError(f"opasd probe is one process, got a launch of {world}; run it without a launcher")
+    for name in ("problems", "samples"):
+        if (value := getattr(options, name)) < 1:
+            raise ConfigError(f"--{name}: got {value}; give 1 or more")
+    target = None if options.json is None else Path(os.path.expanduser(options.json))
+    if target is not None:
+        _check_new(target)
+    check(config, 1)
+    from opasd.probe import probe, summarise
+
+    progress = ProgressLine()
+    try:
+        found = probe(config, count=options.problems, samples=options.samples, progress=progress)
+    finally:
+        progress.end()
+    summary = summarise(found)
+    sys.stdout.write(_page(recipe.name, config, len(found.student), options.samples, summary))
+    if target is not None:
+        settings = {"source": options.source, "problems": options.problems, "samples": options.samples}
+        settings["config"] = config.model_dump(mode="json")
+        about = {"settings": settings, "environment": environment(["opasd", *sys.argv[1:]])}
+        _write(target, json.dumps({"summary": summary, **about, **found.to_dict()}, indent=1, ensure_ascii=False))
+        sys.stderr.write(f"{target}\n")
+    return 0
+
+
+def _check_new(target: Path) -> None:
+    """Refuse a file that is there, or that could not be written in the end."""
+    _write(target, "")
+    target.unlink()
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        with target.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"--json: {target} exists and is not overwritten; give another name") from None
+    except OSError as error:
+        raise ConfigError(
+            f"--json: {target} cannot be written ({error.strerror}); give a file in an existing folder"
+        ) from None
+
+
+def _page(name: str, config: RunConfig, problems: int, samples: int, summary: dict[str, Any]) -> str:
+    student, teacher, token = summary["student"], summary["teacher"], config.objective.token
+    clip = "none" if token.clip == "none" else f"{token.clip}, {token.clip_threshold:g}"
+    pairs = summary["preference"]
+    where = f"{pairs['problems']} problems, {pairs['pairs']} pairs" if pairs else "no problem has both"
+    rows = [
+        ("", "student", "teacher"),
+        ("accuracy, %", _percent(student["accuracy"]), _percent(teacher["accuracy"])),
+        ("tokens", _number(student["tokens"], 1), _number(teacher["tokens"], 1)),
+        (
+            f"cut off at {config.rollout.max_new_tokens} tokens, %",
+            _percent(student["truncated"]),
+            _percent(teacher["truncated"]),
+        ),
+        ("", "", ""),
+        ("the student's answers, as both read them", "", ""),
+        ("preference for right over wrong", _number(pairs, 3), where),
+        ("log ratio per token, right answers", _number(summary["log_ratio_right"], 4), ""),
+        ("log ratio per token, wrong answers", _number(summary["log_ratio_wrong"], 4), ""),
+        ("token divergence per token", _number(summary["divergence"], 4), ""),
+        ("  held by the 10 % largest tokens, %", _percent(summary["top_share"]), ""),
+        (f"  clipped ({clip}), %", _percent(summary["clipped"]), ""),
+        ("attention divergence per token", _number(summary["attention_divergence"], 4), ""),
+        ("attention on the solution, ρ", _number(summary["solution_mass"], 4), ""),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(
+        [
+            f"{name}: {config.model.name_or_path}, {problems} problems, {samples} answers of the student to each",
+            "",
+            *lines,
+            "",
+            "95 % intervals by bootstrap over problems. Answers cut off are left out of the preference's pairs alone.",
+            _reading(summary),
+            "",
+        ]
+    )
+
+
+def _reading(summary: dict[str, Any]) -> str:
+    found = summary["preference"]
+    match summary["verdict"]:
+        case "above":
+            return "The preference's interval excludes 0.5: the teacher's reading favours right answers of the student."
+        case "below":
+            return "The preference's interval excludes 0.5: the teacher's reading favours wrong answers of the student."
+        case "open":
+            return "The preference's interval holds 0.5: the teacher's reading does not tell right answers from wrong."
+        case "too few":
+            return f"Only {found['problems']} problems have both right and wrong answers, too few to tell; {_MORE}."
+    return f"No problem has both right and wrong answers, cut off ones aside: there is no preference; {_MORE}."
+
+
+_MORE = "give more --problems or --samples, or problems that are neither too easy nor too hard"
+
+
+def _percent(figure: dict[str, float] | None) -> str:
+    return _number(figure and {name: 100 * figure[name] for name in ("mean", "low", "high")}, 1)
+
+
+def _number(figure: dict[str, float] | None, digits: int) -> str:
+    if figure is None:
+        return "–"
+    return f"{figure['mean']:.{digits}f} [{figure['low']:.{digits}f}, {figure['high']:.{digits}f}]"

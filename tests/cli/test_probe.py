@@ -1,0 +1,206 @@
+"""`opasd probe`, as it is typed: the figures of the page and of the file, and hostile input."""
+
+import contextlib
+import io
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opasd.cli import main
+from tests.cli.conftest import CommandLine
+from tests.training import PROBLEMS, TOKENIZER, make_model
+
+SHORT = ["--rollout.max-new-tokens", "48"]
+
+
+def by_problem(rows, name, chosen=lambda row: True):
+    """Means over samples, then over problems."""
+    problems = {}
+    for row in rows:
+        if chosen(row):
+            problems.setdefault((row["section"], row["problem"]), []).append(row[name])
+    return statistics.fmean(map(statistics.fmean, problems.values()))
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """The page and the file of one probe of the embedded model."""
+    target = tmp_path_factory.mktemp("probe") / "found.json"
+    words = ["probe", "lab-opsd", "--problems", "12", "--samples", "3", *SHORT, "--json", str(target)]
+    with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.redirect_stderr(io.StringIO()) as said:
+        assert main(words) == 0
+    return page.getvalue(), said.getvalue(), json.loads(target.read_text())
+
+
+def test_the_page_says_what_the_file_holds(probed):
+    page, _, found = probed
+    summary, rows = found["summary"], found["rows"]
+    lines = {line[:40].strip(): line[40:] for line in page.splitlines()}
+    first = re.compile(r"\s*(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\]")
+
+    def shown(label):
+        return [float(part) for part in first.match(lines[label]).groups()]
+
+    for label, figure, scale, digits in (
+        ("accuracy, %", summary["student"]["accuracy"], 100, 1),
+        ("tokens", summary["student"]["tokens"], 1, 1),
+        ("cut off at 48 tokens, %", summary["student"]["truncated"], 100, 1),
+        ("log ratio per token, right answers", summary["log_ratio_right"], 1, 4),
+        ("log ratio per token, wrong answers", summary["log_ratio_wrong"], 1, 4),
+        ("preference for right over wrong", summary["preference"], 1, 3),
+        ("token divergence per token", summary["divergence"], 1, 4),
+        ("held by the 10 % largest tokens, %", summary["top_share"], 100, 1),
+        ("clipped (pointwise, 0.05), %", summary["clipped"], 100, 1),
+        ("attention divergence per token", summary["attention_divergence"], 1, 4),
+        ("attention on the solution, ρ", summary["solution_mass"], 1, 4),
+    ):
+        expected = [scale * figure[part] for part in ("mean", "low", "high")]
+        assert shown(label) == pytest.approx(expected, abs=0.51 * 10**-digits), label
+        assert figure["low"] <= figure["mean"] <= figure["high"]
+    assert f"{summary['preference']['problems']} problems, {summary['preference']['pairs']} pairs" in page
+    assert len(rows) == 36
+    assert [row["sample"] for row in rows] == [0, 1, 2] * 12
+
+
+def test_the_figures_are_those_of_the_rows(probed):
+    *_, found = probed
+    summary, rows, teacher = found["summary"], found["rows"], found["teacher_rows"]
+    names = ("divergence", "top_share", "clipped", "attention_divergence", "solution_mass")
+    for name in names:
+        assert summary[name]["mean"] == pytest.approx(by_problem(rows, name))
+    for name, wanted in (("log_ratio_right", True), ("log_ratio_wrong", False)):
+        expected = by_problem(rows, "log_ratio", lambda row, wanted=wanted: row["correct"] == wanted)
+        assert summary[name]["mean"] == pytest.approx(expected)
+    for role, several in (("student", rows), ("teacher", teacher)):
+        assert summary[role]["accuracy"]["mean"] == pytest.approx(by_problem(several, "correct"))
+        assert summary[role]["tokens"]["mean"] == pytest.approx(by_problem(several, "tokens"))
+        cut = [row | {"cut": row["finish_reason"] == "length"} for row in several]
+        assert summary[role]["truncated"]["mean"] == pytest.approx(by_problem(cut, "cut"))
+    assert all(row["tokens"] <= 48 for row in rows + teacher)
+    assert 0 < summary["student"]["truncated"]["mean"] < 1
+    pairs = 0
+    for problem in {row["problem"] for row in rows}:
+        own = [row["correct"] for row in rows if row["problem"] == problem and row["finish_reason"] == "stop"]
+        pairs += sum(own) * (len(own) - sum(own))
+    assert summary["preference"]["pairs"] == pairs
+
+
+def test_the_file_says_what_was_asked_and_where(probed):
+    _, said, found = probed
+    assert found["settings"]["config"]["rollout"]["max_new_tokens"] == 48
+    assert found["settings"]["config"]["objective"]["attention_weight"] == 0  # and yet it was measured
+    assert (found["settings"]["source"], found["settings"]["problems"], found["settings"]["samples"]) == (
+        "lab-opsd",
+        12,
+        3,
+    )
+    assert found["environment"]["versions"]["torch"]
+    assert "36/36" in said
+    assert "found.json" in said
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A tiny random model and problems that it never solves."""
+    monkeypatch.chdir(tmp_path)
+    make_model().save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
+    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    del rows[1]["answer"]
+    (tmp_path / "open.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "tiny.yaml").write_text(
+        "model: {name_or_path: model}\ndata: {source: sums.jsonl}\nrollout: {max_new_tokens: 4}\n"
+        "train: {extra: {use_cpu: true}}\n"
+    )
+    return tmp_path
+
+
+def test_no_problem_with_both_is_said_plainly(place, capsys):
+    assert main(["probe", "tiny.yaml", "--problems", "40", "--samples", "1", "--json", "f.json"]) == 0
+    said = capsys.readouterr()
+    assert "there is no preference" in said.out.splitlines()[-1]
+    assert re.search(r"preference for right over wrong +– +no problem has both", said.out)
+    assert "40 problems were asked for; data has 16" in said.err
+    assert json.loads((place / "f.json").read_text())["summary"]["preference"] is None
+    assert sorted(path.name for path in place.iterdir()) == ["f.json", "model", "open.jsonl", "sums.jsonl", "tiny.yaml"]
+    assert main(["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--train.seed", "5"]) == 0
+
+
+def test_the_same_seed_gives_the_same_answers(place, capsys):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert main(["probe", "tiny.yaml", "--problems", "3", "--train.seed", seed, "--json", f"{name}.json"]) == 0
+    a, b, c = (json.loads((place / f"{name}.json").read_text())["rows"] for name in "abc")
+    assert a == b
+    assert [row["log_ratio"] for row in a] != [row["log_ratio"] for row in c]
+    assert len({row["log_ratio"] for row in a}) > 6  # samples of a problem are not one another's copies
+
+
+def test_an_engine_with_weights_of_its_own_is_asked_and_checked(place, capsys):
+    """A server, its tokens taken as they are; its log-probabilities are not this model's."""
+    server = Path(__file__).parents[1] / "rollout" / "fake_server.py"
+    with subprocess.Popen([sys.executable, str(server), "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            url = f"http://localhost:{int(process.stdout.readline())}"
+            words = ["probe", "tiny.yaml", "--problems", "3", "--samples", "2", "--json", "served.json"]
+            words += ["--rollout.engine", "vllm_server", "--rollout.servers.urls", url]
+            assert main(words) == 2
+            assert "does not serve the student's weights" in capsys.readouterr().err
+            assert main([*words, "--rollout.drift.every", "0"]) == 0
+        finally:
+            process.kill()
+    found = json.loads((place / "served.json").read_text())
+    assert len(found["rows"]) == 6
+    assert len(found["teacher_rows"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["labb"], 'no recipe "labb"; did you mean lab?'),
+        (["lab", "--problems", "0"], "--problems: got 0; give 1 or more"),
+        (["lab", "--problems", "-3"], "--problems: got -3; give 1 or more"),
+        (["lab", "--samples", "0"], "--samples: got 0; give 1 or more"),
+        (["lab", "--json", "tiny.yaml"], "--json: tiny.yaml exists and is not overwritten; give another name"),
+        (["lab", "--json", "model"], "--json: model exists"),
+        (["lab", "--json", "gone/f.json"], "--json: gone/f.json cannot be written (No such file or directory)"),
+        (["lab", "--json", "x" * 300], "cannot be written (File name too long)"),
+        (["lab", "--json", ""], "--json: . exists"),
+        (["tiny.yaml", "--data.source", "gone.jsonl"], "data.source: no file or folder 'gone.jsonl'"),
+        (["tiny.yaml", "--data.source", "open.jsonl"], "1 of 16 problems have no answer, such as"),
+        (["tiny.yaml", "--data.columns.answer", "nothing"], "nothing"),
+        (["tiny.yaml", "--prompts.max-student-tokens", "3"], "max_student_tokens = 3"),
+        (["tiny.yaml", "--model.name-or-path", "./gone"], "no folder './gone'"),
+        (["tiny.yaml", "--train.max-steps", "0"], "train.max_steps"),
+    ],
+)
+def test_mistakes_are_one_message(place, capsys, words, message):
+    before = sorted(place.iterdir())
+    assert main(["probe", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_launch_of_many_processes_is_refused(place, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["probe", "lab"]) == 2
+    assert "one process, got a launch of 4; run it without a launcher" in capsys.readouterr().err
+
+
+def test_help_and_mistakes_need_no_torch(opasd: CommandLine):
+    code, text, _ = opasd("probe", "--help")
+    assert code == 0
+    assert "--samples" in text
+    code = "import sys; from opasd.cli import main; main(['probe', 'lab', '--problems', '0'])\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "--num" in opasd.refuses("probe", "lab", "--num-problems", "3")
