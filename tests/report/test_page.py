@@ -217,6 +217,14 @@ def test_pieces_of_a_page():
     assert paragraph("<") == '<p class="soft">&lt;</p>'
 
 
+def test_the_same_remarks_are_made_once():
+    remarks = {"a1": ["a1.evaluation/x is missing"], "b": ["b/x is missing"], "c2": ["c2.evaluation/x is missing"]}
+    html = notice("h", remarks)
+    assert html.count("<li>") == 2
+    assert "<b><bdi>a1</bdi></b>, <b><bdi>c2</bdi></b>: ….evaluation/x is missing</li>" in html
+    assert "<b><bdi>b</bdi></b>: b/x is missing</li>" in html
+
+
 @pytest.mark.parametrize("text", ["漢<" * 11_000, "\x01" * 22_000, "\U0001f642&" * 8_000])
 def test_the_page_is_bounded_by_what_is_in_it(text):
     """Questions, answers and characters that take several bytes or escapes count as what they are."""

@@ -135,12 +135,15 @@ class Page:
 
 
 def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
-    """What the reader must know first: each name with its remarks."""
-    rows = "".join(
-        f"<li><b><bdi>{safe(name)}</bdi></b>: {safe('; '.join(remarks))}</li>"
-        for name, remarks in items.items()
-        if remarks
-    )
+    """What the reader must know first: each name with its remarks; names with the same ones together."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, remarks in items.items():
+        if remarks:
+            groups.setdefault(tuple(remark.replace(name, "…") for remark in remarks), []).append(name)
+    rows = ""
+    for alike, names in groups.items():
+        bold = ", ".join(f"<b><bdi>{safe(name)}</bdi></b>" for name in names)
+        rows += f"<li>{bold}: {safe('; '.join(alike if len(names) > 1 else items[names[0]]))}</li>"
     return f'<div class="notice"><b>{safe(heading)}</b><ul>{rows}</ul></div>' if rows else ""
 
 
