@@ -287,10 +287,20 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
+def sizes(text: str) -> list[tuple[int, int]]:
+    """Lengths and rollouts of `--cases`; argparse makes a message of a ValueError."""
+    found = [(int(length), int(rollouts)) for length, rollouts in (case.split("x") for case in text.split(","))]
+    if min(map(min, found)) < 1:
+        raise ValueError
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="1.7b,4b,8b")
-    parser.add_argument("--cases", default="1300x64,4096x64", help="response length x rollouts of a step")
+    parser.add_argument(
+        "--cases", type=sizes, default="1300x64,4096x64", help="response length x rollouts of a step, such as 1300x64"
+    )
     parser.add_argument("--budgets", default="32768", help="tokens of a micro-batch")
     parser.add_argument("--layouts", default="auto")
     parser.add_argument("--checkpointing", default="on", choices=["on", "off", "both"])
@@ -311,8 +321,8 @@ def main() -> None:
         f"{'seconds':>9s}{'ratio':>7s}{'TFLOP/s':>9s}{'share':>7s}{'ms/token':>10s}{'peak GiB':>10s}{'- weights':>10s}"
     )
     cases = [
-        Case(int(length), int(rollouts), attention)
-        for length, rollouts in (case.split("x") for case in options.cases.split(","))
+        Case(length, rollouts, attention)
+        for length, rollouts in options.cases
         for attention in switches[options.attention]
     ]
     rows: list[dict[str, Any]] = []

@@ -193,6 +193,7 @@ def test_the_repository_is_recorded_with_its_changes(tmp_path: Path) -> None:
 def test_secrets_on_the_command_line_are_masked() -> None:
     command = environment(["opasd", "--a.hub_token=abc", "--api-key", "def", "--x", "y"])["command"]
     assert command == ["opasd", "--a.hub_token=***", "--api-key", "***", "--x", "y"]
+    assert environment(["HF_TOKEN=a\nb=c"])["command"] == ["HF_TOKEN=***"]
 
 
 def test_no_field_of_the_configuration_is_masked() -> None:

@@ -236,7 +236,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _masked(command: Sequence[str]) -> list[str]:
-    masked = [re.sub(r"=.*", "=***", word) if _SECRET.search(word.split("=")[0]) else word for word in command]
+    masked = [
+        word.split("=")[0] + "=***" if "=" in word and _SECRET.search(word.split("=")[0]) else word for word in command
+    ]
     for place, word in enumerate(command[:-1]):
         if (
             word.startswith("--")

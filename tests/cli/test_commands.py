@@ -110,6 +110,7 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
         (["--train.extra.learning_rat", "1"], ["train.extra.learning_rat", "did you mean learning_rate?"]),
         (["--train.extra.seed", "1"], ["set train.seed"]),
         (["--train.extra.output_dir", "x"], ["output_dir and name"]),
+        (["--train.extra.hub_token", "x"], ["train.extra.hub_token: a secret would be kept", "HF_TOKEN"]),
         (["--validation-data.x.sorce", "y"], ["did you mean validation_data.x.source?"]),
         (["--num-processes", "0"], ["--num-processes: got 0"]),
         (["--name", "../x"], ["name: got '../x'"]),

@@ -122,14 +122,15 @@ def place(tmp_path, monkeypatch):
 
 
 def test_no_problem_with_both_is_said_plainly(place, capsys):
-    assert main(["probe", "tiny.yaml", "--problems", "40", "--samples", "1", "--json", "f.json"]) == 0
+    assert main(["probe", "tiny.yaml", "--problems", "40", "--samples", "2", "--json", "f.json"]) == 0
     said = capsys.readouterr()
-    assert "there is no preference" in said.out.splitlines()[-1]
+    assert "there is no preference; give more --problems or --samples" in said.out.splitlines()[-1]
     assert re.search(r"preference for right over wrong +– +no problem has both", said.out)
     assert "40 problems were asked for; data has 16" in said.err
     assert json.loads((place / "f.json").read_text())["summary"]["preference"] is None
     assert sorted(path.name for path in place.iterdir()) == ["f.json", "model", "open.jsonl", "sums.jsonl", "tiny.yaml"]
     assert main(["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--train.seed", "5"]) == 0
+    assert capsys.readouterr().out.endswith("there is no preference; give --samples 2 or more.\n")
 
 
 def test_the_same_seed_gives_the_same_answers(place, capsys):

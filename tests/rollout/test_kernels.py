@@ -103,6 +103,26 @@ def test_a_layer_in_half_precision_is_rounded_as_in_training(rows):
     assert len(rounded) == sum(type(module) is Linear for module in model.modules())
 
 
+def test_a_rank_that_is_too_large_costs_no_memory(monkeypatch):
+    model, rounded = add_lora(here("qwen3").bfloat16()), {}
+    monkeypatch.setattr(kernels, "MAX_RANK", 3)
+    with fusing.fused(model, rounded):
+        assert not any(type(module) is Linear and "forward" in module.__dict__ for module in model.modules())
+    assert rounded == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_kernels_here")
+def test_adapters_are_rounded_where_steps_without_a_graph_read_them(monkeypatch):
+    """A capture that fails leaves them behind, and a stream of its own would be one nobody waits for."""
+    model, streams, own = add_lora(here("qwen3").bfloat16()), [], fusing._adapted
+    monkeypatch.setattr(fusing, "_adapted", lambda *given: streams.append(torch.cuda.current_stream()) or own(*given))
+    engine = TransformersEngine(model, frozenset(), decoding="slots")
+    for _ in range(2):  # the second time the first step is a capture
+        engine.generate(make_prompts((9, 1)), RANDOM.model_copy(update={"max_new_tokens": 24}), range(2))
+    assert set(streams) == {torch.cuda.current_stream()}
+
+
 # ---- in a model -----------------------------------------------------------------------------------------------------
 
 

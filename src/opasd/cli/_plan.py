@@ -162,6 +162,8 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
             yield f"train.extra.{key}: this has a field of its own; set train.{key}"
         elif key in ("output_dir", "overwrite_output_dir"):
             yield f"train.extra.{key}: the run's folder is chosen with output_dir and name, and never overwritten"
+        elif key.endswith("_token"):
+            yield f"train.extra.{key}: a secret would be kept in the run's folder and card; set HF_TOKEN instead"
         elif known and key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]}?" if near else "see its documentation"

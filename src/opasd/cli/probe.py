@@ -116,13 +116,13 @@ def _page(name: str, config: RunConfig, problems: int, samples: int, summary: di
             *lines,
             "",
             "95 % intervals by bootstrap over problems. Answers cut off are left out of the preference's pairs alone.",
-            _reading(summary),
+            _reading(summary, samples),
             "",
         ]
     )
 
 
-def _reading(summary: dict[str, Any]) -> str:
+def _reading(summary: dict[str, Any], samples: int) -> str:
     found = summary["preference"]
     match summary["verdict"]:
         case "above":
@@ -130,9 +130,11 @@ def _reading(summary: dict[str, Any]) -> str:
         case "below":
             return "The preference's interval excludes 0.5: the teacher's reading favours wrong answers of the student."
         case "open":
-            return "The preference's interval holds 0.5: the teacher's reading does not tell right answers from wrong."
+            return "The preference's interval holds 0.5: that the teacher tells right answers from wrong is not shown."
         case "too few":
             return f"Only {found['problems']} problems have both right and wrong answers, too few to tell; {_MORE}."
+    if samples == 1:
+        return "One answer to a problem is not both right and wrong: there is no preference; give --samples 2 or more."
     return f"No problem has both right and wrong answers, cut off ones aside: there is no preference; {_MORE}."
 
 

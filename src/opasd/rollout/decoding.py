@@ -171,13 +171,14 @@ class Decoder:
     def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), self.fast():
-            graph.capture_begin(*([pool] if pool else []), capture_error_mode="relaxed")
-            try:
-                self.advance(rows)
-            finally:
-                graph.capture_end()
+        with self.fast():  # what it rounds is this stream's, whatever becomes of the capture
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                graph.capture_begin(*([pool] if pool else []), capture_error_mode="relaxed")
+                try:
+                    self.advance(rows)
+                finally:
+                    graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return graph
 

@@ -2,8 +2,8 @@
 
 Nothing is assumed from names: a norm or a rotary embedding is replaced only where the kernel gives what the model's own
 code gives on random numbers, else it stays. Adapters stay adapters: their product is added to the base's, not merged,
-where half of a weight's last bit would be lost; in half precision they are rounded as a training step rounds them
-(`opasd.lora`).
+where half of a weight's last bit would be lost; in half precision they are rounded as a training step without dropout
+rounds them (`opasd.lora`).
 """
 
 import importlib.util
@@ -133,11 +133,13 @@ def _adapted(module: nn.Module, rounded: Rounded) -> Callable[[Tensor], Tensor] 
     if not (type(down) is nn.Linear and type(up) is nn.Linear) or down.bias is not None or up.bias is not None:
         return None
     A, B = down.weight, up.weight
+    if A.shape[0] > kernels.MAX_RANK:
+        return None
     if base.weight.dtype.itemsize == 2:
         if module not in rounded:
             rounded[module] = A.detach().to(base.weight.dtype), (B.detach() * scaling).to(base.weight.dtype)
         (A, B), scaling = rounded[module], 1.0
-    if A.shape[0] > kernels.MAX_RANK or A.dtype != B.dtype or not (A.is_contiguous() and B.is_contiguous()):
+    if A.dtype != B.dtype or not (A.is_contiguous() and B.is_contiguous()):
         return None
 
     def forward(x: Tensor) -> Tensor:
