@@ -226,6 +226,7 @@ def test_validation_by_hand(accelerator):
     ]
     assert validation_metrics("aime", rows, 2, accelerator) == {
         "validation/aime/avg@2": 0.75,
+        "validation/aime/stderr": 0.25,  # of 1/2 and 1
         "validation/aime/pass@1": 0.75,
         "validation/aime/pass@2": 1.0,
         "validation/aime/markers_per_1000": 50.0,

@@ -164,7 +164,8 @@ now = time.perf_counter
 
 
 def validation_metrics(name: str, answers: list[Answer], samples: int, accelerator: Accelerator) -> dict[str, float]:
-    """Avg@k and Pass@j for every j ≤ k over the problems with an answer, lengths and markers of one validation set."""
+    """Of one validation set: Avg@k over the problems with an answer, its standard error over them (their samples are
+    not independent), Pass@j for every j ≤ k, lengths and markers."""
     mine = [
         (found.problem_id, found.correct, len(found.ids), found.finish_reason == "length",
          count_markers(found.text).total())
@@ -176,8 +177,10 @@ def validation_metrics(name: str, answers: list[Answer], samples: int, accelerat
         if correct is not None:
             verdicts.setdefault(problem, []).append(correct)
     tokens = [length for _, _, length, *_ in gathered]
+    shares = [statistics.fmean(several) for several in verdicts.values()]
     measured: dict[str, list[float]] = {
         f"avg@{samples}": [correct for several in verdicts.values() for correct in several],
+        "stderr": [statistics.stdev(shares) / len(shares) ** 0.5] if len(shares) > 1 else [],
         "length_mean": tokens,
         "truncated": [cut for *_, cut, _ in gathered],
         "markers_per_1000": [1000 * sum(count for *_, count in gathered) / sum(tokens)] if sum(tokens) else [],

@@ -1,5 +1,6 @@
 """The report's tables and figures against numbers counted by hand."""
 
+import json
 import math
 import statistics
 
@@ -188,3 +189,21 @@ def test_a_curve_of_checkpoints_has_the_colour_of_their_run(tmp_path):
     runs = read_runs([other, run, make_evaluation(tmp_path / "e", places)])
     figure = next(figure for figure in evaluation(runs) if "over training" in figure.title)
     assert runs[figure.series[0].run].name == "run"
+
+
+def test_a_validations_accuracy_has_a_band_of_its_standard_error(tmp_path):
+    path = make_run(tmp_path, "one", steps=8)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "validation/lab/avg@4" in row:
+            row |= {"validation/lab/avg@4": 0.9, "validation/lab/stderr": 0.1}
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = {figure.id: figure for figure in validation([read_run(path)])}
+    (series,) = found["validation-lab-avg@4"].series
+    assert series.low == pytest.approx([0.704] * len(series.points))
+    assert list(series.high) == [1.0] * len(series.points)
+    assert not any(one.low for one in found["validation-lab-pass@4"].series)
+    assert not any("stderr" in name for name in found)
+    del rows[0]["validation/lab/stderr"]  # a run that was begun before there was one
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert not validation([read_run(path)])[0].series[0].low

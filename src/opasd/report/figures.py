@@ -18,6 +18,8 @@ from opasd.report.numbers import fixed
 from opasd.report.text import no_formula
 
 Kind = Literal["line", "bar", "scatter"]
+STDERR = "stderr"
+"""The standard error of a validation's Avg@k."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +162,18 @@ def validation(runs: Sequence[Run]) -> list[Figure]:
     for name in sets:
         for measure in telling_measures(runs, name):
             series = [
-                Series(run.name, number, points, marks=True)
+                Series(run.name, number, points, *_band(run.validation[name], measure), marks=True)
                 for number, run in enumerate(runs)
                 if (points := run.validation.get(name, {}).get(measure))
             ]
             title, label, share = _measure_words(measure)
+            caption = "Bands: 1.96 standard errors over problems." if any(one.low for one in series) else ""
             if "@" not in measure and all(y == 0 for one in series for _, y in one.points):
                 continue
             figures.append(
                 Figure(
                     f"validation-{name}-{measure}", f"{title} on {name}", "line", "step", label, series,
-                    percent=share, from_zero=not share,
+                    caption, percent=share, from_zero=not share,
                 )
             )  # fmt: skip
             if measure.startswith("avg@"):
@@ -191,13 +194,24 @@ def validation(runs: Sequence[Run]) -> list[Figure]:
     return figures
 
 
+def _band(measures: Mapping[str, list[Point]], measure: str) -> tuple[list[float], list[float]]:
+    """Around Avg@k, where each of its points has a standard error."""
+    errors = dict(measures.get(STDERR, ()))
+    points = measures[measure]
+    if not measure.startswith("avg@") or not all(step in errors for step, _ in points):
+        return [], []
+    reach = [1.96 * errors[step] for step, _ in points]
+    pairs = [(max(0.0, y - one), min(1.0, y + one)) for (_, y), one in zip(points, reach, strict=True)]
+    return [low for low, _ in pairs], [high for _, high in pairs]
+
+
 def telling_measures(runs: Sequence[Run], name: str) -> list[str]:
     """A validation set's measures in order; of Pass@k the first and each run's last, for those between say little."""
     found: dict[str, None] = {}
     for run in runs:
         measures = run.validation.get(name, {})
         most = max(_passes(measures), default=0)
-        found |= dict.fromkeys(m for m in measures if _k(m) in (None, 1, most))
+        found |= dict.fromkeys(m for m in measures if m != STDERR and _k(m) in (None, 1, most))
     return sorted(found, key=_measure_order)
 
 
