@@ -1,4 +1,4 @@
-"""The tables of docs/experiments.md, experiment 3, from the records beside this file.
+"""The tables of docs/experiments.md, experiments 3 and 4 of the embedded model, from the records beside this file.
 
     python results/lab/tables.py
 
@@ -91,6 +91,16 @@ def main() -> None:
         found = answers(name)[0]
         cells = [weight, interval(found), interval(found - plain, signed=True), trend([name], "attention/divergence")]
         print("| " + " | ".join(cells) + " |")
+    print()
+    for folder in ("why", "support", "combined"):
+        for path in sorted((HERE / folder).glob("*.evaluation")):
+            found, length = answers(f"{folder}/{path.stem}")
+            name = f"{folder}/{path.stem}"
+            seed = int(path.stem.rpartition("-seed-")[2]) if "-seed-" in path.stem else 42
+            beside = [right[method, seed][0] for method in ("opasd", "opsd-per-token")]
+            cells = [name, interval(found), *(interval(found - one, signed=True) for one in beside)]
+            cells += [f"{length.mean():.1f}", f"{markers(name):.2f}", trend([name], "attention/divergence")]
+            print("| " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":
