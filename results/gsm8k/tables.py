@@ -1,0 +1,119 @@
+"""The figures of docs/experiments.md, "A pretrained model on GSM8K", from the records beside this file.
+
+    python results/gsm8k/tables.py
+
+Intervals are 95 %, by the package's bootstrap over problems; differences are paired on the same problems.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opasd.evaluation.statistics import estimate
+
+HERE = Path(__file__).parent
+SEEDS = (1, 42, 123)
+KINDS = ("right", "wrong")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def shown(values: Any, scale: float = 100, digits: int = 1, sign: str = "") -> str:
+    mean, low, high = (scale * part for part in estimate(np.asarray(values, float).tolist()))
+    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def answers(name: str) -> tuple[np.ndarray, str]:
+    """Each problem's share of right answers, and the rest of a row of the table."""
+    folder = HERE / "objectives" / f"{name}.evaluation"
+    result = json.loads((folder / "evaluation.json").read_text())["results"][0]
+    right = np.array([one["correct"] / result["samples"] for one in result["per_problem"].values()])
+    verdicts = result["verdicts"]
+    boxed = verdicts["correct"] + verdicts["wrong"]
+    rest = (
+        f"Pass@4 {100 * result['pass']['4']['mean']:.1f}, {result['tokens']['mean']:.0f} tokens, "
+        f"{100 * result['truncated']['mean']:.1f} % cut off, {verdicts['no_answer']} without a box, right among those "
+        f"with one {100 * verdicts['correct'] / boxed:.1f} %"
+    )
+    return right, rest
+
+
+def objectives() -> None:
+    base, rest = answers("base")
+    print(f"base {shown(base)}; {rest}")
+    means = {}
+    for name in ("opasd", "opsd"):
+        found = [answers(f"{name}-seed-{seed}") for seed in SEEDS]
+        for seed, (right, rest) in zip(SEEDS, found, strict=True):
+            print(f"{name} {seed} {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
+        shares = [100 * right.mean() for right, _ in found]
+        means[name] = np.mean([right for right, _ in found], 0)
+        print(
+            f"{name} {np.mean(shares):.1f} ± {np.std(shares, ddof=1):.1f} over seeds, against base "
+            f"{shown(means[name] - base, sign='+')}"
+        )
+    print(f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}\n")
+
+
+def training() -> None:
+    """Means over the first three steps and the last eight."""
+    for path in sorted((HERE / "objectives").glob("*/metrics.jsonl.gz")):
+        rows = [row for row in rows_of(path) if "grad_norm" in row]
+        cells = []
+        for name in ("rollout/accuracy", "rollout/length_mean", "token/divergence", "attention/divergence"):
+            if name in rows[0]:
+                first, last = (np.mean([row[name] for row in part]) for part in (rows[:3], rows[-8:]))
+                cells.append(f"{name} {first:.4g} → {last:.4g}")
+        print(f"{path.parent.name}: {', '.join(cells)}")
+    print()
+
+
+def search() -> None:
+    for path in sorted((HERE / "search").glob("*/metrics.jsonl.gz")):
+        for row in rows_of(path):
+            if "validation/gsm8k/avg@3" in row:
+                measures = ("avg@3", "length_mean", "truncated")
+                accuracy, length, cut = (row[f"validation/gsm8k/{name}"] for name in measures)
+                print(f"{path.parent.name}, step {row['step']}: {100 * accuracy:.1f}, {length:.0f}, {100 * cut:.0f} %")
+    print()
+
+
+def readings() -> None:
+    """How both roles read right and wrong answers: log p_teacher − log p_student, of each token."""
+    rows = rows_of(HERE / "readings.jsonl.gz")
+    for wording in dict.fromkeys(row["wording"] for row in rows):
+        kinds = {kind: [row for row in rows if (row["wording"], row["kind"]) == (wording, kind)] for kind in KINDS}
+        parts = {
+            "whole": lambda row: row["log_ratio"],
+            "first 100 tokens": lambda row: row["log_ratio"][:100],
+            "last 100 tokens": lambda row: row["log_ratio"][-100:],
+            "digits": lambda row: [ratio for ratio, digit in zip(row["log_ratio"], row["digit"], strict=True) if digit],
+        }
+        for part, tokens in parts.items():
+            right, wrong = (np.array([np.mean(tokens(row)) for row in kinds[kind]]) for kind in KINDS)
+            gap = (right - wrong).mean() / abs(np.concatenate([right, wrong]).mean())
+            print(
+                f"{wording}, {part}: right {shown(right, 1, 3)}, wrong {shown(wrong, 1, 3)}, difference "
+                f"{shown(right - wrong, 1, 3)}, {100 * gap:.0f} % of the mean; the right one higher in "
+                f"{shown(right > wrong, digits=0)} %"
+            )
+        sums = {kind: np.array([np.sum(row["log_ratio"]) for row in kinds[kind]]) for kind in KINDS}
+        held = [np.sort(row["divergence"])[-max(1, len(row["divergence"]) // 10) :].sum() / np.sum(row["divergence"])
+                for kind in KINDS for row in kinds[kind]]  # fmt: skip
+        print(
+            f"{wording}, {len(sums['right'])} problems: sum of an answer, right − wrong "
+            f"{(sums['right'] - sums['wrong']).mean():.2f}, sd {np.concatenate(list(sums.values())).std():.1f}; the "
+            f"largest tenth of tokens holds {100 * np.mean(held):.0f} % of the divergence"
+        )
+
+
+if __name__ == "__main__":
+    objectives()
+    training()
+    search()
+    readings()
