@@ -76,13 +76,19 @@ def test_the_figures_are_those_of_the_rows(probed):
     for name, wanted in (("log_ratio_right", True), ("log_ratio_wrong", False)):
         expected = by_problem(rows, "log_ratio", lambda row, wanted=wanted: row["correct"] == wanted)
         assert summary[name]["mean"] == pytest.approx(expected)
-    for role, several in (("student", rows), ("teacher", teacher)):
+    roles = (("student", rows), ("teacher", teacher))
+    for role, several in roles:
         assert summary[role]["accuracy"]["mean"] == pytest.approx(by_problem(several, "correct"))
         assert summary[role]["tokens"]["mean"] == pytest.approx(by_problem(several, "tokens"))
         cut = [row | {"cut": row["finish_reason"] == "length"} for row in several]
         assert summary[role]["truncated"]["mean"] == pytest.approx(by_problem(cut, "cut"))
     assert all(row["tokens"] <= 48 for row in rows + teacher)
     assert 0 < summary["student"]["truncated"]["mean"] < 1
+    # With the solution in view the embedded model makes no mistake; without it many.
+    ended = {role: [row["correct"] for row in several if row["finish_reason"] == "stop"] for role, several in roles}
+    assert all(ended["teacher"])
+    assert len(ended["teacher"]) >= 3
+    assert sum(ended["student"]) < 0.7 * len(ended["student"])
     pairs = 0
     for problem in {row["problem"] for row in rows}:
         own = [row["correct"] for row in rows if row["problem"] == problem and row["finish_reason"] == "stop"]
