@@ -167,6 +167,32 @@ def test_fewer_rows_are_tried_when_memory_runs_out(way):
         TransformersEngine(model, STOP, decoding=way).generate(prompts, RANDOM, range(8))
 
 
+@pytest.mark.parametrize(("error", "for_good"), [(torch.OutOfMemoryError("full"), False), (RuntimeError("no"), True)])
+def test_a_step_that_cannot_be_captured_runs_as_it_is(error, for_good, monkeypatch, caplog):
+    """Memory may be there in the next call, so that only another reason ends all attempts; one line tells of them."""
+    model, prompts, asked = exact_model("qwen3"), make_prompts(LENGTHS), []
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 2 * decoding.CAPTURE_STEPS})
+    engine = TransformersEngine(model, NO_STOP, decoding="slots")
+    plan = engine._plan()
+    assert isinstance(plan, decoding.Plan)
+    plan.capture = True
+
+    def fails(self, rows):
+        asked.append(self)
+        raise error
+
+    monkeypatch.setattr(decoding.Decoder, "_captured", fails)
+    expected = padded(model, prompts, sampling, NO_STOP)
+    for _ in range(3):
+        assert engine.generate(prompts, sampling, range(8)) == expected
+    assert plan.capture is not for_good
+    assert len(asked) == (1 if for_good else 6)  # after what was only cached was given back, once more
+    assert len(set(asked)) == (1 if for_good else 3)
+    assert [record.message for record in caplog.records].count(
+        f"decoding goes on without CUDA graphs, which is slow: {error}"
+    ) == 1
+
+
 # ---- models that slots are not for ----------------------------------------------------------------------------------
 
 
@@ -285,6 +311,41 @@ def test_sampled_tokens_on_a_gpu_are_those_of_padded_batches(name):
     assert TransformersEngine(model, stop, 4).generate(prompts, sampling, range(10)) == padded(
         model, prompts, sampling, stop
     )
+
+
+@pytest.mark.gpu
+def test_graphs_take_no_more_memory_from_call_to_call():
+    model, prompts = gpu_model("lab"), make_prompts((200,) * 64)
+    engine = TransformersEngine(model, frozenset(range(0, VOCABULARY, 31)))
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 300})
+    reserved = []
+    for seed in range(8):
+        engine.generate(prompts, sampling, range(seed, seed + 64))
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[1]
+
+
+@pytest.mark.gpu
+def test_a_capture_gets_what_was_only_cached(caplog):
+    model, prompts = gpu_model("qwen3"), make_prompts((20,) * 64)
+    engine = TransformersEngine(model, NO_STOP)
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 64})
+    expected = padded(model, prompts, sampling, NO_STOP)
+    held = []
+    for size in (2**30, 2**26, 2**21):
+        with pytest.raises(torch.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    held.clear()
+    free, _ = torch.cuda.mem_get_info()
+    assert free < 64 * 2**20
+    assert engine.generate(prompts, sampling, range(64)) == expected
+    plan = engine._plan()
+    assert isinstance(plan, decoding.Plan)
+    assert plan.graphs
+    assert "without CUDA graphs" not in caplog.text
+    assert torch.cuda.mem_get_info()[0] > free + 2**30  # so it was given back
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.gpu

@@ -4,8 +4,8 @@ A prompt is read into a free slot but for its last token; that one is the first 
 first too, is drawn in the step. Rows that have ended stand still until the host looks, which it does once in a few
 steps; free slots take waiting prompts, and when none wait, what is left moves into fewer rows.
 
-Graphs and cache live for one call: training gets their memory back, and whatever happened to the weights meanwhile,
-the next call captures them as they are.
+Graphs and cache live for one call: training gets the cache's memory back, and whatever happened to the weights
+meanwhile, the next call captures them as they are, in the memory that the last one's graphs had.
 
 Shapes: B rows, P prompt positions, T new tokens, V vocabulary.
 """
@@ -13,9 +13,10 @@ Shapes: B rows, P prompt positions, T new tokens, V vocabulary.
 import logging
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,35 @@ class Plan:
     capture: bool
     warm: bool = False
     """Whether a step has run, in which libraries set themselves up; that must not happen inside a capture."""
+    graphs: "Graphs | None" = None
+    told: bool = False
+    """Whether it was said that there is no graph."""
+
+
+class Graphs:
+    """Captures graphs in the memory of those that are gone: else every call would take more, and keep it.
+
+    That memory goes to captures of the same stream alone, and only while a graph in it lives; one does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.pool: list[Any] = []
+        number = torch.zeros((), device=device)
+        self.first = self.capture(lambda: number.add_(1))
+        self.pool = [self.first.pool()]
+
+    def capture(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """What `step` launches, to be replayed."""
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(*self.pool, capture_error_mode="relaxed")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return graph
 
 
 def uniform_numbers(seeds: Sequence[int], steps: int) -> Tensor:
@@ -85,6 +115,7 @@ class Decoder:
         self.uniform_BT = torch.zeros(rows, limit, device=device)
         self.drawn_BT = torch.zeros(rows, limit, dtype=torch.long, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.capture = plan.capture
         self.rounded: Rounded = {}
 
     def admit(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
@@ -153,12 +184,8 @@ class Decoder:
 
     def run(self, rows: int, steps: int, remaining: int) -> None:
         """`steps` steps; up to `remaining` are still to come."""
-        if self.plan.capture and self.plan.warm and rows not in self.graphs and remaining >= CAPTURE_STEPS:
-            try:
-                self.graphs[rows] = self._captured(rows)
-            except RuntimeError as error:  # nothing of the step has happened
-                _log.warning("decoding goes on without CUDA graphs: %s", error)
-                self.plan.capture = False
+        if self.capture and self.plan.warm and rows not in self.graphs and remaining >= CAPTURE_STEPS:
+            self._capture(rows)
         if rows in self.graphs:
             for _ in range(steps):
                 self.graphs[rows].replay()
@@ -168,19 +195,27 @@ class Decoder:
                     self.advance(rows)
         self.plan.warm = True
 
+    def _capture(self, rows: int) -> None:
+        """A graph for so many rows, if there can be one; nothing of the step happens."""
+        try:
+            try:
+                self.graphs[rows] = self._captured(rows)
+            except torch.OutOfMemoryError:  # inside a capture nothing that is only cached can be given back
+                torch.cuda.empty_cache()
+                self.graphs[rows] = self._captured(rows)
+        except RuntimeError as error:
+            self.capture = False
+            if not isinstance(error, torch.OutOfMemoryError):
+                self.plan.capture = False
+            if not self.plan.told:
+                _log.warning("decoding goes on without CUDA graphs, which is slow: %s", error)
+            self.plan.told = True
+
     def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        if self.plan.graphs is None:
+            self.plan.graphs = Graphs(self.model.device)
         with self.fast():  # what it rounds is this stream's, whatever becomes of the capture
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                graph.capture_begin(*([pool] if pool else []), capture_error_mode="relaxed")
-                try:
-                    self.advance(rows)
-                finally:
-                    graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph
+            return self.plan.graphs.capture(lambda: self.advance(rows))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Put what is in some slots into others."""
