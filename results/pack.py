@@ -1,7 +1,8 @@
-"""A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET
+"""A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET [--unfinished]
 
 Records are compressed, weights and logs left out. Of several answers to a problem the first keeps its text; all keep
-verdict and length. Folders of the machine that it ran on are cut to their last part.
+verdict and length. Folders of the machine that it ran on are cut to their last part. Evaluations that were not finished
+are left out unless asked for.
 """
 
 import gzip
@@ -31,6 +32,8 @@ def main() -> None:
     unfinished = {path.parent for path in source.glob("*/settings.json")} - {
         path.parent for path in source.glob("*/evaluation.json")
     }
+    if "--unfinished" in sys.argv:
+        unfinished = set()
     for path in sorted(source.rglob("*")):
         inner = path.relative_to(source)
         if path.parent in unfinished or not path.is_file():

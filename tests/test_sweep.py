@@ -23,7 +23,8 @@ from opasd.run import check_name
 from opasd.sweep import results
 from opasd.sweep.commands import Commands, Slurm, as_shell, as_slurm, divided
 from opasd.sweep.fields import get, nested, take_flags, to_flags
-from opasd.sweep.running import Machine, Place, differing
+from opasd.sweep.machine import Machine
+from opasd.sweep.running import Place, differing
 from opasd.sweep.spec import Changes, Planned, Sweep, SweepFile, load_sweep, plan, read_sweep, sweep_names
 
 
@@ -308,6 +309,10 @@ def test_runs_take_turns_on_gpus_and_share_cores(monkeypatch: pytest.MonkeyPatch
     machine = Machine(3, ("0", "2", "5", "7"), 2)
     shares = [machine.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)]
     assert shares == ["0,2", "5,7", "0,2"]
+    assert [machine.shared(0, slot) for slot in range(3)] == [True, False, True]
+    assert all(Machine(3, ("0", "1", "12"), 2).shared(*pair) for pair in ((0, 1), (1, 2), (0, 2)))
+    assert not Machine(2, ("1", "12")).shared(0, 1)
+    assert Machine(2).shared(0, 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert Machine(3).environment(0) == {"OMP_NUM_THREADS": "2"}

@@ -28,9 +28,9 @@ def shown(values: Any, scale: float = 100, digits: int = 1, sign: str = "") -> s
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 
-def answers(name: str) -> tuple[np.ndarray, str]:
+def answers(name: str, sweep: str = "objectives") -> tuple[np.ndarray, str]:
     """Each problem's share of right answers, and the rest of a row of the table."""
-    folder = HERE / "objectives" / f"{name}.evaluation"
+    folder = HERE / sweep / f"{name}.evaluation"
     result = json.loads((folder / "evaluation.json").read_text())["results"][0]
     right = np.array([one["correct"] / result["samples"] for one in result["per_problem"].values()])
     verdicts = result["verdicts"]
@@ -57,19 +57,24 @@ def objectives() -> None:
             f"{name} {np.mean(shares):.1f} ± {np.std(shares, ddof=1):.1f} over seeds, against base "
             f"{shown(means[name] - base, sign='+')}"
         )
-    print(f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}\n")
+    print(f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}")
+    for name in ("attention", "opsd-per-token"):
+        right, rest = answers(f"{name}-seed-1", "controls")
+        print(f"{name} 1 {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
+    print()
 
 
 def training() -> None:
     """Means over the first three steps and the last eight."""
-    for path in sorted((HERE / "objectives").glob("*/metrics.jsonl.gz")):
+    paths = [path for sweep in ("objectives", "controls", "long", "1.5b") for path in (HERE / sweep).glob("*/metrics*")]
+    for path in sorted(paths):
         rows = [row for row in rows_of(path) if "grad_norm" in row]
         cells = []
         for name in ("rollout/accuracy", "rollout/length_mean", "token/divergence", "attention/divergence"):
             if name in rows[0]:
                 first, last = (np.mean([row[name] for row in part]) for part in (rows[:3], rows[-8:]))
                 cells.append(f"{name} {first:.4g} → {last:.4g}")
-        print(f"{path.parent.name}: {', '.join(cells)}")
+        print(f"{path.parent.parent.name}, {path.parent.name}, {len(rows)} steps: {', '.join(cells)}")
     print()
 
 
@@ -112,8 +117,68 @@ def readings() -> None:
         )
 
 
+def both_kinds(rows: list[dict[str, Any]], measure: Any) -> list[np.ndarray]:
+    """Of right and of wrong answers: the mean over each problem's, of the problems that have both."""
+    values: list[dict[int, list[Any]]] = [{}, {}]
+    for row in rows:
+        values[not row["right"]].setdefault(row["problem"], []).append(measure(row))
+    problems = sorted(values[0].keys() & values[1].keys())
+    return [np.array([np.mean(kind[problem], 0) for problem in problems]) for kind in values]
+
+
+def wordings() -> None:
+    """The same over more problems, in two models: sums over tenths of an answer."""
+    for model in ("0.5b", "1.5b"):
+        rows = rows_of(HERE / "wordings" / f"{model}.jsonl.gz")
+        for wording in dict.fromkeys(row["wording"] for row in rows):
+            mine = [row for row in rows if row["wording"] == wording]
+            right, wrong = both_kinds(mine, lambda row: sum(row["log_ratio"]) / row["tokens"])
+            early = both_kinds(mine, lambda row: sum(row["log_ratio"][:9]) / row["tokens"])
+            attention = both_kinds(mine, lambda row: sum(row["attention_divergence"]) / row["tokens"])
+            digits = both_kinds(mine, lambda row: row["digits_log_ratio"] / max(1, row["digits"]))
+            tenths = [part.mean(0) for part in both_kinds(mine, lambda row: row["log_ratio"])]
+            gap = tenths[0] - tenths[1]
+            print(
+                f"{model}, {wording}, {len(right)} problems: right {shown(right, 1, 3)}, wrong {shown(wrong, 1, 3)}, "
+                f"higher in {shown(right > wrong, digits=0)} %, without the last tenth in "
+                f"{shown(early[0] > early[1], digits=0)} %; digits {digits[0].mean():.3f}, {digits[1].mean():.3f}; "
+                f"attention divergence {attention[0].mean():.5f}, {attention[1].mean():.5f}, lower in "
+                f"{shown(attention[0] < attention[1], digits=0)} %; {gap.sum():.1f} nats between right and wrong, "
+                f"{100 * gap[-1] / gap.sum():.0f} % of that in the last tenth, {100 * gap[0] / gap.sum():.0f} % in the "
+                "first"
+            )
+            for kind, part in zip(KINDS, tenths, strict=True):
+                print(f"    tenths, {kind}", *(f"{value:.2f}" for value in part))
+    print()
+
+
+def larger() -> None:
+    """1.5B, on the problems that each evaluation got to, all four answers."""
+    folder = HERE / "1.5b"
+
+    def shares(name: str) -> dict[str, float]:
+        found: dict[str, list[bool]] = {}
+        for row in rows_of(folder / f"{name}.evaluation" / "samples.jsonl.gz"):
+            found.setdefault(row["problem"], []).append(row["verdict"] == "correct")
+        return {problem: float(np.mean(right)) for problem, right in found.items() if len(right) == 4}
+
+    base = shares("base")
+    print(f"1.5B base {shown(list(base.values()))}")
+    runs = {name: shares(f"{name}-seed-1") for name in ("opasd-hint", "opsd-hint", "opasd-answer", "opsd-answer")}
+    for name, found in runs.items():
+        gain = [found[problem] - base[problem] for problem in found]
+        print(f"{name}, {len(found)} problems: {shown(list(found.values()))}, against base {shown(gain, sign='+')}")
+    for kind in ("hint", "answer"):
+        mine, theirs = runs[f"opasd-{kind}"], runs[f"opsd-{kind}"]
+        gain = [mine[problem] - theirs[problem] for problem in mine if problem in theirs]
+        print(f"{kind}: opasd - opsd on {len(gain)} problems {shown(gain, digits=2, sign='+')}")
+    print()
+
+
 if __name__ == "__main__":
     objectives()
     training()
     search()
     readings()
+    wordings()
+    larger()

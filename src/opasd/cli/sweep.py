@@ -3,7 +3,8 @@
 WHAT is a sweep that comes with the package (--list), a sweep's file, or recipes by name. Runs are made in
 sweeps/NAME, each in a folder named by what differs. The same command again goes on: what is done is skipped, what was
 cut short is resumed, what failed by a mistake is told and not tried again (--retry does). A run that fails does not
-stop the others. Ctrl-C and SIGTERM let every run save and end; a second Ctrl-C kills.
+stop the others; one that is out of GPU memory beside others is tried once more, alone, when they are done. Ctrl-C and
+SIGTERM let every run save and end; a second Ctrl-C kills.
 
 Any field of the configuration can be set for all runs (--train.max-steps 10), and any option of the evaluation
 (--evaluate.problems 100).
@@ -54,7 +55,7 @@ def run(args: list[str]) -> int:
     if not options.what:
         raise ConfigError("nothing to sweep; give a sweep's name (--list), a sweep's file, or recipes")
     from opasd.sweep.commands import Slurm, as_shell, as_slurm, divided
-    from opasd.sweep.running import visible_gpus
+    from opasd.sweep.machine import visible_gpus
     from opasd.sweep.spec import Changes, load_sweep
 
     seeds = _numbers(options.seeds)
@@ -80,7 +81,8 @@ def run(args: list[str]) -> int:
 def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str) -> int:
     from opasd.cli._plan import plan
     from opasd.run import hold
-    from opasd.sweep.running import Machine, Place, Sweeping
+    from opasd.sweep.machine import Machine
+    from opasd.sweep.running import Place, Sweeping
 
     processes = max(1, options.gpus_per_run)
     places = [Place(run, folder, processes) for run in sweep.runs]

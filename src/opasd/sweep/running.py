@@ -31,46 +31,14 @@ from opasd.recipes.checking import leaves
 from opasd.run import RunFolder, with_absolute_paths
 from opasd.sweep.commands import Commands
 from opasd.sweep.fields import get
+from opasd.sweep.logs import last_words, tail
+from opasd.sweep.machine import Machine
 from opasd.sweep.spec import EVALUATION, Planned
 
 Stage = Literal["train", "evaluate"]
 MISTAKE, STOPPED = 2, 75
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """How many runs at a time, and what each gets."""
-
-    jobs: int = 1
-    gpus: tuple[str, ...] = ()
-    gpus_per_run: int = 1
-
-    def environment(self, slot: int) -> dict[str, str]:
-        """Of the runs that take turns in one slot: its GPUs, or its share of the cores."""
-        if self.gpus_per_run == 0:
-            return {"CUDA_VISIBLE_DEVICES": ""} | self._threads()
-        if self.gpus:
-            chosen = [self.gpus[(slot * self.gpus_per_run + n) % len(self.gpus)] for n in range(self.gpus_per_run)]
-            return {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
-        return self._threads()
-
-    def _threads(self) -> dict[str, str]:
-        if self.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
-            return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
-        return {}
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """The GPUs this process may use, without importing torch."""
-    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(str(n) for n, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU ")))
 
 
 class Place:
@@ -209,6 +177,8 @@ class Active:
     slot: int
     process: "subprocess.Popen[bytes]"
     log_start: int
+    alone: bool = False  # nothing else may use its GPUs
+    beside: int = 0  # how many others have used one of its GPUs at the same time
     began: float = field(default_factory=time.monotonic)
 
 
@@ -224,6 +194,7 @@ class Sweeping:
         self.total = len(places)
         self.stopping = False
         self._busy: set[str] = set()
+        self._alone: set[str] = set()
         self._say = say
         self._line = _StatusLine()
 
@@ -255,10 +226,11 @@ class Sweeping:
                 self.waiting.remove(place)
 
     def _start(self) -> None:
-        free = sorted(set(range(self.machine.jobs)) - {one.slot for one in self.active})
         for place in list(self.waiting):
-            if self.stopping or not free:
-                return
+            alone = place.run.name in self._alone
+            slot = self._free_slot(alone=alone)
+            if self.stopping or slot is None:
+                continue
             if place.busy():
                 if place.run.name not in self._busy:
                     self._busy.add(place.run.name)
@@ -266,11 +238,19 @@ class Sweeping:
                 continue
             self.waiting.remove(place)
             if (stage := place.next()) is not None:
-                self._launch(place, stage, free.pop(0))
+                self._launch(place, stage, slot, alone=alone)
             else:
                 self.done += 1
 
-    def _launch(self, place: Place, stage: Stage, slot: int) -> None:
+    def _free_slot(self, *, alone: bool) -> int | None:
+        """One whose GPUs nobody uses, for a run that has to be alone; for others, one beside no such run."""
+        for slot in sorted(set(range(self.machine.jobs)) - {one.slot for one in self.active}):
+            sharing = (one for one in self.active if self.machine.shared(one.slot, slot))
+            if not any(alone or one.alone for one in sharing):
+                return slot
+        return None
+
+    def _launch(self, place: Place, stage: Stage, slot: int, *, alone: bool) -> None:
         command = place.command(stage)
         place.log.parent.mkdir(parents=True, exist_ok=True)
         with place.log.open("ab") as log:
@@ -288,7 +268,10 @@ class Sweeping:
             )
         going_on = "--resume" in command
         self._tell(f"{place.run.name}: {'going on with training' if going_on else _DOING[stage]}")
-        self.active.append(Active(place, stage, slot, process, start))
+        self.active.append(Active(place, stage, slot, process, start, alone))
+        for one in self.active:
+            users = sum(self.machine.shared(one.slot, other.slot) for other in self.active)
+            one.beside = max(one.beside, users - 1)
         if self.stopping:  # the signal came while the process was being made
             process.terminate()
 
@@ -306,13 +289,23 @@ class Sweeping:
             elif self.stopping:
                 self.waiting.insert(0, place)
             else:
-                self._launch(place, following, one.slot)
+                self._launch(place, following, one.slot, alone=one.alone)
             return
         if self.stopping:
             self._tell(f"{name}: stopped")
             self.waiting.insert(0, place)
             return
-        message = _last_words(place.log, one.log_start)
+        message, short_of_memory = last_words(place.log, one.log_start)
+        if code != 0 and short_of_memory and one.beside:
+            # Not noted: nothing is known yet of how it ends.
+            self._alone.add(name)
+            self.waiting.append(place)
+            others = f"{one.beside} others" if one.beside > 1 else "another run"
+            self._tell(
+                f"{name}: out of GPU memory beside {others}; tried again alone when they are done "
+                "(fewer --jobs avoid this)"
+            )
+            return
         place.note(one.stage, code, seconds, message)
         self.failed[name] = (code, message)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -341,6 +334,8 @@ class Sweeping:
     def _status(self) -> str:
         parts = [f"{self.done} of {self.total} done"]
         parts += [f"{len(self.failed)} failed"] if self.failed else []
+        later = sum(place.run.name in self._alone for place in self.waiting)
+        parts += [f"{later} to be tried again alone"] if later else []
         parts += ["stopping"] if self.stopping else []
         parts += [f"{one.place.run.name} {_progress(one)}" for one in self.active]
         return "  ".join(parts)
@@ -353,30 +348,12 @@ _DONE: dict[Stage, str] = {"train": "trained", "evaluate": "evaluated"}
 def _progress(one: Active) -> str:
     if one.stage == "evaluate":
         return f"evaluating {_clock(time.monotonic() - one.began)}"
-    last = _tail(one.place.path / "metrics.jsonl").rstrip().rpartition(b"\n")[2]
+    last = tail(one.place.path / "metrics.jsonl").rstrip().rpartition(b"\n")[2]
     try:
         step = json.loads(last)["step"]
     except (ValueError, KeyError, TypeError):
         step = 0
     return f"step {step}/{one.place.run.config.train.max_steps}"
-
-
-def _tail(path: Path, start: int | None = None, size: int = 8192) -> bytes:
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(end - size, start or 0, 0))
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _last_words(log: Path, start: int) -> str:
-    """What a process said went wrong: its error message, or else its last line."""
-    lines = _tail(log, start).decode(errors="replace").replace("\r", "\n").splitlines()
-    told = [place for place, line in enumerate(lines) if line.startswith("error: ")]
-    chosen = lines[told[-1] :] if told else [line for line in lines if line.strip()][-1:]
-    return " ".join(" ".join(chosen).removeprefix("error: ").split())[:500]
 
 
 def _die_with_parent() -> Callable[[], None] | None:

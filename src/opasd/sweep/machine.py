@@ -1,0 +1,44 @@
+"""This machine: how many runs at a time, and on which GPUs."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How many runs at a time, and what each gets."""
+
+    jobs: int = 1
+    gpus: tuple[str, ...] = ()
+    gpus_per_run: int = 1
+
+    def environment(self, slot: int) -> dict[str, str]:
+        """Of the runs that take turns in one slot: its GPUs, or its share of the cores."""
+        if self.gpus_per_run == 0:
+            return {"CUDA_VISIBLE_DEVICES": ""} | self._threads()
+        if self.gpus:
+            chosen = [self.gpus[(slot * self.gpus_per_run + n) % len(self.gpus)] for n in range(self.gpus_per_run)]
+            return {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
+        return self._threads()
+
+    def shared(self, slot: int, other: int) -> bool:
+        """Whether runs of two slots use one GPU; where none is known, all use what there is."""
+        first, second = (self.environment(n).get("CUDA_VISIBLE_DEVICES", "") for n in (slot, other))
+        return not first or not second or not set(first.split(",")).isdisjoint(second.split(","))
+
+    def _threads(self) -> dict[str, str]:
+        if self.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
+            return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+        return {}
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs this process may use, without importing torch."""
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(str(n) for n, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU ")))
