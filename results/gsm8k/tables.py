@@ -1,4 +1,4 @@
-"""The figures of docs/experiments.md, "A pretrained model on GSM8K", from the records beside this file.
+"""The figures of docs/experiments.md, "Pretrained models on GSM8K", from the records beside this file.
 
     python results/gsm8k/tables.py
 
@@ -88,35 +88,6 @@ def search() -> None:
     print()
 
 
-def readings() -> None:
-    """How both roles read right and wrong answers: log p_teacher − log p_student, of each token."""
-    rows = rows_of(HERE / "readings.jsonl.gz")
-    for wording in dict.fromkeys(row["wording"] for row in rows):
-        kinds = {kind: [row for row in rows if (row["wording"], row["kind"]) == (wording, kind)] for kind in KINDS}
-        parts = {
-            "whole": lambda row: row["log_ratio"],
-            "first 100 tokens": lambda row: row["log_ratio"][:100],
-            "last 100 tokens": lambda row: row["log_ratio"][-100:],
-            "digits": lambda row: [ratio for ratio, digit in zip(row["log_ratio"], row["digit"], strict=True) if digit],
-        }
-        for part, tokens in parts.items():
-            right, wrong = (np.array([np.mean(tokens(row)) for row in kinds[kind]]) for kind in KINDS)
-            gap = (right - wrong).mean() / abs(np.concatenate([right, wrong]).mean())
-            print(
-                f"{wording}, {part}: right {shown(right, 1, 3)}, wrong {shown(wrong, 1, 3)}, difference "
-                f"{shown(right - wrong, 1, 3)}, {100 * gap:.0f} % of the mean; the right one higher in "
-                f"{shown(right > wrong, digits=0)} %"
-            )
-        sums = {kind: np.array([np.sum(row["log_ratio"]) for row in kinds[kind]]) for kind in KINDS}
-        held = [np.sort(row["divergence"])[-max(1, len(row["divergence"]) // 10) :].sum() / np.sum(row["divergence"])
-                for kind in KINDS for row in kinds[kind]]  # fmt: skip
-        print(
-            f"{wording}, {len(sums['right'])} problems: sum of an answer, right − wrong "
-            f"{(sums['right'] - sums['wrong']).mean():.2f}, sd {np.concatenate(list(sums.values())).std():.1f}; the "
-            f"largest tenth of tokens holds {100 * np.mean(held):.0f} % of the divergence"
-        )
-
-
 def both_kinds(rows: list[dict[str, Any]], measure: Any) -> list[np.ndarray]:
     """Of right and of wrong answers: the mean over each problem's, of the problems that have both."""
     values: list[dict[int, list[Any]]] = [{}, {}]
@@ -127,7 +98,7 @@ def both_kinds(rows: list[dict[str, Any]], measure: Any) -> list[np.ndarray]:
 
 
 def wordings() -> None:
-    """The same over more problems, in two models: sums over tenths of an answer."""
+    """How both roles read right and wrong answers: log p_teacher − log p_student, summed over tenths of an answer."""
     for model in ("0.5b", "1.5b"):
         rows = rows_of(HERE / "wordings" / f"{model}.jsonl.gz")
         for wording in dict.fromkeys(row["wording"] for row in rows):
@@ -179,6 +150,5 @@ if __name__ == "__main__":
     objectives()
     training()
     search()
-    readings()
     wordings()
     larger()
