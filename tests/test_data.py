@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from opasd import sources
-from opasd.config import ColumnConfig, DataConfig, RunConfig
+from opasd.config import ColumnConfig, DataConfig, PromptConfig, RunConfig
 from opasd.data import DataReport, Problem, ProblemSet, iter_problems, load_problems
 from opasd.errors import DataError
 
@@ -963,3 +963,4 @@ def test_rows_that_are_only_answered_need_no_solution() -> None:
     assert Problem("q").solution == ""
     with pytest.raises(ValueError, match="the teacher needs solutions"):
         RunConfig(data=config)
+    assert RunConfig(data=config, prompts=PromptConfig(reference="It is {answer}.")).data == config

@@ -196,6 +196,49 @@ def test_rows_that_do_not_fit() -> None:
         assert caught.value.reason == "solution_too_long"
 
 
+ANSWERED = Problem("What is 12 + 30?", "12 + 30 = 42.", "42", "sum")
+ANSWER_ALONE = "The final answer is {answer}.\n\n"
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("reference", [ANSWER_ALONE, "It is {answer}: {solution}\n", "{{answer}} is not {solution}\n"])
+def test_a_reference_may_show_the_answer(name: str, reference: str) -> None:
+    pair = built(name, reference=reference).pair(ANSWERED)
+    block = reference.format(answer="42", solution=ANSWERED.solution)
+    assert list(pair.teacher_ids) == own_ids(load(name), f"Problem: {SUM.question}\n\n{block}{INSTRUCTION}", True)
+    assert pair.student_ids == build(name).pair(SUM).student_ids
+    shown = decode(load(name), pair.teacher_ids[pair.reference.start : pair.reference.stop])
+    assert block.strip() in shown
+
+
+def test_an_answer_that_is_not_there_or_imitates_the_template() -> None:
+    builder = built("qwen3", reference=ANSWER_ALONE)
+    with pytest.raises(
+        PromptError, match=r"problem 'sum': there is no answer, which prompts.reference shows"
+    ) as caught:
+        builder.pair(SUM)
+    assert caught.value.reason == "no_answer"
+    pairs, report = builder.pairs([SUM, ANSWERED], on_bad_row="skip")
+    assert [pair.problem for pair in pairs] == [ANSWERED]
+    assert report.to_dict()["skipped_no_answer"] == 1
+    assert builder.pair(Problem(SUM.question, answer="<|im_end|>")).neutralised
+    assert not builder.pair(Problem(SUM.question, "<|im_end|>", "42")).neutralised  # nobody is shown it
+    with pytest.raises(PromptError, match="imitates the chat template"):
+        built("qwen3", reference=ANSWER_ALONE, imitation="refuse").pair(Problem(SUM.question, answer="<|im_end|>"))
+
+
+def test_an_answer_is_never_cut() -> None:
+    both = "{solution} So it is {answer}.\n"
+    long = Problem(SUM.question, " and again" * 200, "424242", "long")
+    limit = len(built("qwen3", reference=both).pair(ANSWERED).teacher_ids) + 30
+    pair = built("qwen3", reference=both, max_teacher_tokens=limit).pair(long)
+    assert pair.solution_tokens_cut > 100
+    assert "So it is 424242." in decode(load("qwen3"), pair.teacher_ids)
+    with pytest.raises(PromptError, match="there is no solution to cut; raise the limit") as caught:
+        built("qwen3", reference=ANSWER_ALONE, max_teacher_tokens=30).pair(ANSWERED)
+    assert caught.value.reason == "teacher_too_long"
+
+
 def test_text_that_cannot_be_tokenised() -> None:
     for question in ("\ud800", "ok \udfff"):
         with pytest.raises(PromptError, match="not valid Unicode") as caught:

@@ -1,6 +1,7 @@
 """The configuration: every field documented once, here; `--help` and the docs reuse the text. Imports no torch."""
 
 import re
+import string
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -37,9 +38,11 @@ class ColumnConfig(Section):
     question: str = "problem"
     """Column with the problem's text."""
     solution: str | None = "solution"
-    """Column with the verified worked solution. Null: there is none, which is enough for answering but not to train."""
+    """Column with the verified worked solution. Null: there is none, which is enough for answering, and for training
+    with a `prompts.reference` that shows the {answer} alone."""
     answer: str | None = None
-    """Column with the final answer, for grading. Unset: the column `answer` (or `Answer`) is used if there is one."""
+    """Column with the final answer, for grading and for {answer} in `prompts.reference`. Unset: the column `answer` (or
+    `Answer`) is used if there is one."""
     answer_pattern: str | None = None
     """Regular expression whose first group is the answer in its column; a text without it is the answer itself."""
 
@@ -113,7 +116,8 @@ class PromptConfig(Section):
         "Read the reference solution until every step of it is clear to you, without copying its wording. "
         "Then work the problem out again by reasoning of your own, up to the same final answer.\n"
     )
-    """The block only the teacher sees: markers, {solution} and the transition to its own reasoning."""
+    """The block only the teacher sees: markers, {solution} and the transition to its own reasoning. Fields: {solution},
+    {answer}, one of them or both."""
     instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
     """The instruction both roles end with. Taken literally."""
     system: str | None = None
@@ -132,6 +136,14 @@ class PromptConfig(Section):
     """Which part of a solution that does not fit is cut away (`tail`, `head`, `middle`), or `skip` the row."""
     imitation: Imitation = "neutralise"
     """Control tokens of the chat template inside a problem or solution: make them plain text, or refuse the row."""
+
+    def reference_fields(self) -> frozenset[str]:
+        """Which of {solution} and {answer} the reference shows; the solution where it is no wording at all."""
+        try:
+            found = {name for _, name, _, _ in string.Formatter().parse(self.reference)}
+        except ValueError:
+            found = set()
+        return frozenset({"solution", "answer"} & found) or frozenset({"solution"})
 
 
 class TokenLossConfig(Section):
@@ -443,8 +455,11 @@ class RunConfig(OPASDConfig):
 
     @model_validator(mode="after")
     def _training_needs_solutions(self) -> Self:
-        if self.data.columns.solution is None:
-            raise ValueError("data.columns.solution is null: the teacher needs solutions; name their column")
+        if self.data.columns.solution is None and "solution" in self.prompts.reference_fields():
+            raise ValueError(
+                "data.columns.solution is null: the teacher needs solutions; name their column, or show it {answer} "
+                "alone in prompts.reference"
+            )
         return self
 
     def method(self) -> OPASDConfig:

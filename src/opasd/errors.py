@@ -19,7 +19,9 @@ class DataError(OpasdError, ValueError):
     """A data set that cannot be read, or a row that cannot be used."""
 
 
-BadPrompt = Literal["student_too_long", "solution_too_long", "imitation", "template", "text"]
+BadPrompt = Literal[
+    "student_too_long", "teacher_too_long", "solution_too_long", "no_answer", "imitation", "template", "text"
+]
 
 
 class PromptError(OpasdError, ValueError):

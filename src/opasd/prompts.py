@@ -1,4 +1,4 @@
-"""What the two roles read: the student the problem, the teacher the problem and its reference solution.
+"""What the two roles read: the student the problem, the teacher the problem and its reference solution or answer.
 
     builder = PromptBuilder(tokenizer, config.prompts)
     pairs, report = builder.pairs(problems, on_bad_row="skip")
@@ -9,7 +9,7 @@ policy, with `CUT_MARK` where text was removed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from opasd.choices import BadRow, CutPolicy, Role
 from opasd.config import PromptConfig
 from opasd.data import Problem
 from opasd.errors import AlignmentError, ConfigError, PromptError
-from opasd.wording import Message, Span, Wording
+from opasd.wording import Message, Span, Wordings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,17 +93,13 @@ class PromptBuilder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: PromptConfig) -> None:
         self.config = config
         self._chat = Chat(tokenizer, system=config.system, options=config.template_options)
-        instruction = frozenset({"instruction"})
-        self._student = Wording.parse("student", config.student, once=frozenset({"question"}), optional=instruction)
-        self._teacher = Wording.parse(
-            "teacher", config.teacher, once=frozenset({"question", "reference"}), optional=instruction
-        )
-        self._reference = Wording.parse("reference", config.reference, once=frozenset({"solution"}))
+        self._student, self._teacher, self._reference = Wordings.of(config)
         self._check_own_text()
 
     def pair(self, problem: Problem) -> PromptPair:
         """The two contexts of `problem`, or `PromptError` or `AlignmentError` when it cannot be used."""
-        question, solution = self._plain(problem.question, problem), self._plain(problem.solution, problem)
+        question = self._plain(problem.question, problem)
+        shown = {name: self._plain(text, problem) for name, text in self._shown(problem).items()}
         student, student_message = self._encode_student(question, problem, thinking=self.config.student_thinking)
         if len(student.ids) > self.config.max_student_tokens:
             raise PromptError(
@@ -111,7 +107,7 @@ class PromptBuilder:
                 f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
                 "student_too_long",
             )
-        teacher, teacher_message, cut = self._fit_teacher(question, solution, problem)
+        teacher, teacher_message, cut = self._fit_teacher(question, shown, problem)
         spans = (student.span(student_message.spans["question"]), teacher.span(teacher_message.spans["question"]))
         pair = PromptPair(
             problem=problem,
@@ -120,7 +116,7 @@ class PromptBuilder:
             student_question=student.tokens(spans[0]),
             teacher_question=teacher.tokens(spans[1]),
             reference=teacher.tokens_touching(teacher.span(teacher_message.spans["reference"])),
-            neutralised=(question, solution) != (problem.question, problem.solution),
+            neutralised=(question, shown) != (problem.question, self._shown(problem)),
             solution_tokens_cut=cut,
         )
         _check_question(pair, (student, teacher), spans)
@@ -142,6 +138,19 @@ class PromptBuilder:
                 report.keep(pair)
                 pairs.append(pair)
         return pairs, report
+
+    def _shown(self, problem: Problem) -> dict[str, str]:
+        """What the reference shows of the problem."""
+        if "answer" not in self.config.reference_fields():
+            return {"solution": problem.solution}
+        if problem.answer is None:
+            raise PromptError(
+                f"{_name(problem)}: there is no answer, which prompts.reference shows; name the answers' column in "
+                "data.columns.answer, or skip the row",
+                "no_answer",
+            )
+        both = {"solution": problem.solution, "answer": problem.answer}
+        return {name: both[name] for name in self.config.reference_fields()}
 
     def student_ids(self, question: str, *, thinking: bool | None = None) -> tuple[int, ...]:
         """The student's context of a bare question, of any length, as evaluation asks it."""
@@ -206,25 +215,28 @@ class PromptBuilder:
             raise PromptError(f"{_name(problem)}: the question leaves no token; repair or skip the row", "text")
         return encoded, message
 
-    def _encode_teacher(self, question: str, solution: str, problem: Problem) -> tuple[Encoded, Message]:
-        reference = self._reference.fill({"solution": solution})
+    def _encode_teacher(self, question: str, shown: Mapping[str, str], problem: Problem) -> tuple[Encoded, Message]:
+        reference = self._reference.fill(shown)
         message = self._teacher.fill(
             {"question": question, "reference": reference.text, "instruction": self.config.instruction}
         )
-        start, end = (message.spans["reference"][0] + edge for edge in reference.spans["solution"])
-        message = Message(message.text, {**message.spans, "solution": (start, end)})
-        encoded = self._encode("teacher", message, ["question", "solution"], problem, self.config.teacher_thinking)
+        start = message.spans["reference"][0]
+        inner = {name: (start + first, start + last) for name, (first, last) in reference.spans.items()}
+        message = Message(message.text, {**message.spans, **inner})
+        encoded = self._encode("teacher", message, ["question", *inner], problem, self.config.teacher_thinking)
         return encoded, message
 
-    def _fit_teacher(self, question: str, solution: str, problem: Problem) -> tuple[Encoded, Message, int]:
+    def _fit_teacher(self, question: str, shown: Mapping[str, str], problem: Problem) -> tuple[Encoded, Message, int]:
         """The teacher's context within its limit, and how many of the solution's tokens that cost."""
-        encoded, message = self._encode_teacher(question, solution, problem)
+        encoded, message = self._encode_teacher(question, shown, problem)
         limit, policy = self.config.max_teacher_tokens, self.config.cut_solution
         if len(encoded.ids) <= limit:
             return encoded, message, 0
         too_long = (
             f"{_name(problem)}: the teacher's context has {len(encoded.ids)} tokens, max_teacher_tokens = {limit}"
         )
+        if "solution" not in shown:
+            raise PromptError(f"{too_long}, and there is no solution to cut; raise the limit", "teacher_too_long")
         if policy == "skip":
             raise PromptError(
                 f"{too_long}; raise the limit or choose which part of solutions to cut", "solution_too_long"
@@ -238,10 +250,10 @@ class PromptBuilder:
         # Every pass keeps fewer tokens, so this ends; it overshoots only by what the new ends tokenise into.
         while len(encoded.ids) > limit:
             keep -= len(encoded.ids) - limit
-            kept = _cut(solution, spans, keep, policy) if keep > 0 else ""
+            kept = _cut(shown["solution"], spans, keep, policy) if keep > 0 else ""
             if not kept.replace(CUT_MARK, "").strip():
                 raise PromptError(f"{too_long}, and nothing of its solution fits; raise the limit", "solution_too_long")
-            encoded, message = self._encode_teacher(question, kept, problem)
+            encoded, message = self._encode_teacher(question, {**shown, "solution": kept}, problem)
         return encoded, message, len(spans) - keep
 
 

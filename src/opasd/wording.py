@@ -7,8 +7,9 @@ nothing has to be searched for afterwards.
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
+from opasd.config import PromptConfig
 from opasd.errors import ConfigError
 
 Span = tuple[int, int]
@@ -65,3 +66,22 @@ class Wording:
                 spans[field] = (len(text), len(text) + len(values[field]))
                 text += values[field]
         return Message(text, spans)
+
+
+class Wordings(NamedTuple):
+    """What a configuration's messages are made of."""
+
+    student: Wording
+    teacher: Wording
+    reference: Wording
+
+    @classmethod
+    def of(cls, config: PromptConfig) -> Self:
+        """Each one checked."""
+        instruction, shown = frozenset({"instruction"}), config.reference_fields()
+        hidden = frozenset({"solution", "answer"}) - shown
+        return cls(
+            Wording.parse("student", config.student, once=frozenset({"question"}), optional=instruction),
+            Wording.parse("teacher", config.teacher, once=frozenset({"question", "reference"}), optional=instruction),
+            Wording.parse("reference", config.reference, once=shown, optional=hidden),
+        )

@@ -102,6 +102,8 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
         (["--objective.token.clip", "pertoken"], ["--objective.token.clip", "per_token"]),
         (["--objective.token-weight", "0", "--objective.attention-weight", "0"], ["nothing to learn"]),
         (["--train.bf16", "--train.fp16"], ["train.bf16 and train.fp16 are both true"]),
+        (["--prompts.reference", "Look it up."], ["prompts.reference must have {solution} once", "{answer}"]),
+        (["--data.columns.solution", "null"], ["the teacher needs solutions", "{answer} alone in prompts.reference"]),
         (["--model.adaptation", "qlora"], ["qlora needs bitsandbytes"]),
         (["--model.name-or-path", "./absent"], ["no folder './absent'"]),
         (["--model.name-or-path", "site"], ["site lacks config.json, a tokenizer (tokenizer.json), weights"]),

@@ -45,6 +45,17 @@ def opasd(place, *words, **options):
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120, **options)
 
 
+def test_the_answer_alone_is_enough_for_a_teacher(place):
+    lines = (place / "sums.jsonl").read_text().splitlines()
+    rows = [{name: value for name, value in json.loads(line).items() if name != "solution"} for line in lines]
+    (place / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["--data.source", "answers.jsonl", "--data.columns.solution", "null", "--train.max-steps", "1"]
+    done = opasd(place, "train", "tiny.yaml", "--name", "x", *words, "--prompts.reference", "It is {answer}.\n")
+    assert done.returncode == 0, done.stderr
+    (row,) = [row for row in Records(place / "runs" / "x" / "metrics.jsonl") if "grad_norm" in row]
+    assert row["attention/solution_mass"] > 0
+
+
 def test_train_resume_and_merge(place):
     first = opasd(place, "train", "tiny.yaml", "--name", "first")
     assert first.returncode == 0, first.stderr

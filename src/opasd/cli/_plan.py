@@ -13,6 +13,7 @@ from typing import Any
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.lab.task import DEFAULT_PROBLEMS
+from opasd.wording import Wordings
 
 LAB = "lab"
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab")
@@ -36,6 +37,7 @@ def plan(config: RunConfig, processes: int) -> dict[str, Any]:
     validation = {name: _data(f"validation_data.{name}.source", d) for name, d in config.validation_data.items()}
     batch = arithmetic(config, processes, data["problems"])
     errors = [
+        *_wording(config),
         *_combinations(config),
         *(source.pop("error") for source in (model, data, *validation.values()) if source.get("error")),
     ]
@@ -45,6 +47,13 @@ def plan(config: RunConfig, processes: int) -> dict[str, Any]:
         "warnings": _warnings(config, batch, model, data),
         "errors": errors,
     }
+
+
+def _wording(config: RunConfig) -> Iterator[str]:
+    try:
+        Wordings.of(config.prompts)
+    except ConfigError as error:
+        yield str(error)
 
 
 def arithmetic(config: RunConfig, processes: int, problems: int | None = None) -> dict[str, Any]:
