@@ -1,28 +1,25 @@
-"""The probe's readings against all logits in float64, its figures against plain loops, its choice of problems."""
+"""The probe's readings against all logits in float64, its rows, its choice of problems."""
 
-import itertools
 import json
 import statistics
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opasd import probe
 from opasd.config import OPASDConfig, PromptConfig, RunConfig
+from opasd.data import Problem
 from opasd.errors import CaptureError, ConfigError, PromptError
-from opasd.evaluation.statistics import estimate
 from opasd.losses import token
 from opasd.losses.token import OutputHead, log_probabilities
-from opasd.probe import Probe, Reply, Trajectory, held_out, judge, summarise
+from opasd.probe import held_out, judge, with_others_references
 from opasd.prompts import PromptBuilder
 from tests.models import attention_function, fast, make_model
 from tests.rollouts import make_rollouts
 from tests.training import TOKENIZER
-
-ROW = Trajectory("data", "p", 0, True, "stop", 5, -0.5, 0.1, 0.8, 0.2, 0.05, 0.3)
 
 
 class Silent:
@@ -129,7 +126,7 @@ def biased(module, query, key, value, attention_mask, scaling, **_):
 
 
 def test_attention_that_cannot_be_read_is_left_out_where_it_is_not_learned_from():
-    rollouts, progress = make_rollouts((6, 3)), Silent()
+    rollouts, progress = make_rollouts((26, 3)), Silent()
     with attention_function("biased", biased):
         model = make_model("qwen3", "biased")
         opsd = RunConfig.model_validate({"objective": {"attention_weight": 0.0}})
@@ -138,76 +135,40 @@ def test_attention_that_cannot_be_read_is_left_out_where_it_is_not_learned_from(
             probe._judge_what_can_be(model, rollouts, RunConfig(), None, progress)
     assert "attention is not measured" in progress.said[0]
     assert all(set(reading) == {"log_ratio", "divergence", "clipped"} for reading in readings)
-    means = probe._means(readings[0])
-    assert (means["attention_divergence"], means["solution_mass"]) == (None, None)
-    assert means["log_ratio"] == pytest.approx(statistics.fmean(readings[0]["log_ratio"]))
+    row = probe._row(readings[0])
+    assert (row["attention_divergence"], row["solution_mass"]) == (None, None)
+    assert row["log_ratio"] == pytest.approx(statistics.fmean(readings[0]["log_ratio"]))
+    assert set(row["tenths"]) == {"log_ratio", "divergence"}
 
 
-# ---- figures --------------------------------------------------------------------------------------------------------
-
-ROWS = st.builds(
-    lambda correct, finish, tokens, ratio, divergence, attention: replace(
-        ROW, correct=correct, finish_reason=finish, tokens=tokens, log_ratio=ratio, divergence=divergence,
-        attention_divergence=attention,
-    ),
-    st.booleans(), st.sampled_from(["stop", "stop", "length"]), st.integers(1, 50),
-    st.integers(-2, 2).map(float), st.floats(0, 3), st.floats(0, 1),
-)  # fmt: skip
-TEACHER = Reply("data", "p", 0, True, "stop", 7)
-
-
-@settings(max_examples=40)
-@given(problems=st.integers(1, 4).flatmap(lambda k: st.lists(st.lists(ROWS, min_size=k, max_size=k), min_size=1)))
-def test_figures_are_means_over_problems_by_plain_loops(problems):
-    found = summarise(Probe(problems, [TEACHER] * len(problems)))
-    shares, pairs = [], 0
-    for rows in problems:
-        won = [
-            1.0 if a.log_ratio > b.log_ratio else 0.0 if a.log_ratio < b.log_ratio else 0.5
-            for a, b in itertools.product(rows, rows)
-            if a.correct and not b.correct and "length" not in (a.finish_reason, b.finish_reason)
-        ]
-        shares += [sum(won) / len(won)] if won else []
-        pairs += len(won)
-    if not shares:
-        assert (found["preference"], found["verdict"]) == (None, "none")
-    else:
-        assert found["preference"]["mean"] == pytest.approx(statistics.fmean(shares))
-        assert (found["preference"]["problems"], found["preference"]["pairs"]) == (len(shares), pairs)
-        low, high = found["preference"]["low"], found["preference"]["high"]
-        assert (low, high) == estimate(shares)[1:]
-        expected = "above" if low > 0.5 else "below" if high < 0.5 else "open"
-        assert found["verdict"] == (expected if len(shares) >= probe.FEWEST else "too few")
-    for name, wanted in (("log_ratio_right", True), ("log_ratio_wrong", False)):
-        kept = [[row.log_ratio for row in rows if row.correct == wanted] for rows in problems]
-        means = [statistics.fmean(values) for values in kept if values]
-        assert (found[name] and found[name]["mean"]) == (pytest.approx(statistics.fmean(means)) if means else None)
-    for name in ("divergence", "attention_divergence"):
-        means = [statistics.fmean(getattr(row, name) for row in rows) for rows in problems]
-        assert found[name]["mean"] == pytest.approx(statistics.fmean(means))
-    flat = [row for rows in problems for row in rows]
-    assert found["student"]["accuracy"]["mean"] == pytest.approx(statistics.fmean(row.correct for row in flat))
-    assert found["student"]["tokens"]["mean"] == pytest.approx(statistics.fmean(row.tokens for row in flat))
-    assert found["student"]["truncated"]["mean"] == pytest.approx(
-        statistics.fmean(row.finish_reason == "length" for row in flat)
-    )
-    assert found["teacher"]["accuracy"] == {"mean": 1, "low": 1, "high": 1}
+def test_a_row_keeps_the_sums_of_each_tenth_of_its_tokens():
+    """26 tokens: six parts of three, then four of two. Three tokens have no tenths."""
+    readings = judge(make_model("qwen3"), make_rollouts((26, 3)), OPASDConfig())
+    row = probe._row(readings[0])
+    assert set(row["tenths"]) == {"log_ratio", "divergence", "attention_divergence"}
+    for name, sums in row["tenths"].items():
+        values = readings[0][name]
+        threes = [sum(values[start : start + 3]) for start in range(0, 18, 3)]
+        assert sums == pytest.approx(threes + [sum(values[start : start + 2]) for start in range(18, 26, 2)])
+        assert sum(sums) == pytest.approx(26 * row[name])
+    assert probe._row(readings[1])["tenths"] == {}
 
 
-@pytest.mark.parametrize(
-    ("wins", "losses", "verdict"),
-    [(30, 0, "above"), (2, 28, "below"), (16, 15, "open"), (9, 0, "too few"), (0, 0, "none")],
-)
-def test_what_the_interval_says_of_one_half(wins, losses, verdict):
-    wrong = replace(ROW, correct=False)
-    problems = [[replace(ROW, log_ratio=0.0), wrong]] * wins + [[replace(ROW, log_ratio=-1.0), wrong]] * losses
-    problems = problems or [[ROW, ROW]]
-    assert summarise(Probe(problems, [TEACHER] * len(problems)))["verdict"] == verdict
-
-
-def test_attention_that_was_not_measured_has_no_figure():
-    found = summarise(Probe([[replace(ROW, attention_divergence=None, solution_mass=None)]], [TEACHER]))
-    assert (found["attention_divergence"], found["solution_mass"], found["log_ratio_wrong"]) == (None, None, None)
+def test_another_problems_reference_is_the_next_with_another_answer():
+    builder = PromptBuilder(TOKENIZER, PromptConfig(max_teacher_tokens=300, cut_solution="skip"))
+    made = [Problem(f"q{i}?", f"s{i}", answer, f"p{i}") for i, answer in enumerate(["1", "1", "2", "1"])]
+    found = with_others_references(builder, [builder.pair(problem) for problem in made])
+    assert [pair and (pair.problem.id, pair.problem.solution) for pair in found] == [
+        ("p0", "s2"), ("p1", "s2"), ("p2", "s3"), ("p3", "s2"),
+    ]  # fmt: skip
+    assert [pair.student_ids for pair in found if pair] == [builder.pair(problem).student_ids for problem in made]
+    same = [builder.pair(problem) for problem in made[:2]]
+    assert with_others_references(builder, same) == [None, None]
+    tight = PromptBuilder(TOKENIZER, PromptConfig(max_teacher_tokens=len(same[0].teacher_ids), cut_solution="skip"))
+    long = Problem("q?", "s " * 200, "9", "long")
+    pairs = [same[0], builder.pair(replace(long, solution="s")), same[1]]
+    pairs[1] = replace(pairs[1], problem=long)
+    assert with_others_references(tight, pairs)[0] is None  # it does not fit
 
 
 # ---- problems -------------------------------------------------------------------------------------------------------
@@ -243,6 +204,9 @@ def test_validation_sets_in_order_else_the_training_data():
     found, said = chosen(config_of(a={"columns": {"solution": None}}), 2)
     assert found == [("data", "train0?"), ("data", "train1?")]
     assert "validation_data.a has no solutions" in said[0]
+    shown = {"reference": "It is {answer}."}
+    config = config_of(a={"columns": {"solution": None}}).model_copy(update={"prompts": PromptConfig(**shown)})
+    assert chosen(config, 2, **shown) == (questions[:2], [])
 
 
 @pytest.mark.usefixtures("files")

@@ -3,13 +3,15 @@
 The student answers each problem several times and the teacher once. Then both read the student's answers, as in
 training but without gradients. What the student learns from is not how many problems the teacher solves, but how it
 judges the student's own tokens: log p_teacher(y_t) − log p_student(y_t) at temperature 1, the mean over an answer's
-tokens, should be higher for right answers than for wrong ones.
+tokens, should be higher for right answers than for wrong ones. What of that is the solution's doing is seen beside the
+same with another problem's solution in view: likely answers are more often right, and the teacher's prompt may make a
+better solver by itself.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +19,12 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opasd.analysis.preference import preference, top_share
+from opasd.analysis.preference import tenths, top_share
 from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
-from opasd.errors import CaptureError, ConfigError
+from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import THINK, opens_thinking, readable
 from opasd.evaluation.grading import is_correct
 from opasd.evaluation.loop import Progress
-from opasd.evaluation.statistics import Estimate, estimate
 from opasd.losses.objective import opasd_loss
 from opasd.losses.token import log_probabilities
 from opasd.prompts import PromptBuilder, PromptPair
@@ -36,10 +37,8 @@ from opasd.scoring import Scorer, choose_layout
 from opasd.trainer import microbatches
 from opasd.training import load_model, load_tokenizer, model_source, problems, training_arguments
 
-Verdict = Literal["above", "below", "open", "too few", "none"]
-"""Where the preference's interval lies beside 0.5; or that there are too few problems to say, or none at all."""
-FEWEST = 10
-"""With fewer problems a bootstrap interval is too narrow to be believed."""
+IN_TENTHS = ("log_ratio", "divergence", "attention_divergence")
+"""What a trajectory keeps of each tenth of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Trajectory(Reply):
-    """An answer of the student as both roles read it: means over its tokens."""
+    """An answer of the student as both roles read it: means over its tokens, and sums over each tenth of them."""
 
     log_ratio: float
     divergence: float
@@ -75,6 +74,11 @@ class Trajectory(Reply):
     attention_divergence: float | None
     solution_mass: float | None
     """ρ."""
+    control: float | None
+    """`log_ratio` with another problem's reference in the teacher's context; None where there is no such problem."""
+    tenths: dict[str, list[float]]
+    """Of `log_ratio`, `divergence` and, where measured, `attention_divergence` and `control`: ten sums, in nats, which
+    add up to the mean times the number of tokens. Empty for an answer of fewer than ten tokens."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,8 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: Progress) ->
     """`samples` answers of the student to each of the first `count` problems, one of the teacher, and both readings."""
     arguments = training_arguments(config.train, Path(config.output_dir))
     tokenizer = load_tokenizer(config.model)
-    asked = held_out(config, PromptBuilder(tokenizer, config.prompts), count, progress.say)
+    builder = PromptBuilder(tokenizer, config.prompts)
+    asked = held_out(config, builder, count, progress.say)
     model = load_model(config.model).eval()
     if not getattr(model, "is_quantized", False):
         torch.nn.Module.to(model, arguments.device)
@@ -122,8 +127,20 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: Progress) ->
     progress.say(f"both roles read the student's {len(rollouts)} answers")
     precision = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
     readings = _judge_what_can_be(model, rollouts, config, precision, progress)
+    others = with_others_references(builder, [one.pair for one in asked])
+    controls = [
+        replace(rollout, pair=pair)
+        for place, rollout in enumerate(rollouts)
+        if (pair := others[place // samples]) is not None
+    ]
+    progress.say("both roles read them again, with another problem's reference")
+    progress.begin(len(controls), 0)
+    found = iter(judge(model, controls, config, attention=False, precision=precision, progress=progress))
+    for place, reading in enumerate(readings):
+        if others[place // samples] is not None:
+            reading["control"] = next(found)["log_ratio"]
     rows = [
-        Trajectory(**asdict(_reply(tokenizer, one, one.pair.student_ids, number, completion)), **_means(reading))
+        Trajectory(**asdict(_reply(tokenizer, one, one.pair.student_ids, number, completion)), **_row(reading))
         for (one, number), completion, reading in zip(mine, answers, readings, strict=True)
     ]
     return Probe(
@@ -136,7 +153,7 @@ def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callabl
     """The first problems of the validation sets that have solutions, or of the training data where there is none."""
     sets: dict[str, tuple[DataConfig, Literal["train", "validation"]]] = {}
     for name, data in config.validation_data.items():
-        if data.columns.solution is None:
+        if data.columns.solution is None and "solution" in config.prompts.reference_fields():
             say(f"validation_data.{name} has no solutions (its columns.solution is null) and is passed over")
         else:
             sets[f"validation_data.{name}"] = data, "validation"
@@ -162,6 +179,21 @@ def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callabl
         )
     if len(found) < count:
         say(f"{count} problems were asked for; {', '.join(sets)} has {len(found)}")
+    return found
+
+
+def with_others_references(builder: PromptBuilder, pairs: Sequence[PromptPair]) -> list[PromptPair | None]:
+    """Each problem with the reference of the next one that has another answer; None where there is none that fits."""
+    found: list[PromptPair | None] = []
+    for place, pair in enumerate(pairs):
+        mine = pair.problem
+        following = (one.problem for one in (*pairs[place + 1 :], *pairs[:place]))
+        other = next((one for one in following if one.answer != mine.answer), None)
+        try:
+            changed = other and replace(mine, solution=other.solution, answer=other.answer)
+            found.append(builder.pair(changed) if changed else None)
+        except (PromptError, AlignmentError):
+            found.append(None)
     return found
 
 
@@ -203,56 +235,6 @@ def judge(
             tokens = sum(len(rollout.student_ids) + len(rollout.teacher_ids) for rollout in part)
             progress.advance("both roles", len(part), tokens, time.perf_counter() - began)
     return [found[id(rollout)] for rollout in rollouts]
-
-
-def summarise(found: Probe) -> dict[str, Any]:
-    """Every figure as mean and 95 % interval over problems, each of which counts once; None where there is none."""
-    replies = {"student": found.student, "teacher": [[reply] for reply in found.teacher]}
-    whole = [[row for row in rows if row.finish_reason != "length"] for rows in found.student]
-    parts = [([r.log_ratio for r in rows if r.correct], [r.log_ratio for r in rows if not r.correct]) for rows in whole]
-    preferences = [share for right, wrong in parts if (share := preference(right, wrong)) is not None]
-    figure = _figure(preferences)
-    return {
-        **{
-            role: {
-                "accuracy": _figure([statistics.fmean(row.correct for row in rows) for rows in several]),
-                "tokens": _figure([statistics.fmean(row.tokens for row in rows) for rows in several]),
-                "truncated": _figure([statistics.fmean(r.finish_reason == "length" for r in rows) for rows in several]),
-            }
-            for role, several in replies.items()
-        },
-        "preference": figure and {
-            **figure, "problems": len(preferences), "pairs": sum(len(right) * len(wrong) for right, wrong in parts),
-        },
-        "verdict": _verdict(figure, len(preferences)),
-        "log_ratio_right": _figure(_by_problem(found.student, "log_ratio", lambda row: row.correct)),
-        "log_ratio_wrong": _figure(_by_problem(found.student, "log_ratio", lambda row: not row.correct)),
-        **{name: _figure(_by_problem(found.student, name)) for name in _FIGURES},
-    }  # fmt: skip
-
-
-_FIGURES = ("divergence", "top_share", "clipped", "attention_divergence", "solution_mass")
-
-
-def _by_problem(
-    problems: Sequence[Sequence[Trajectory]], name: str, chosen: Callable[[Trajectory], bool] = lambda _: True
-) -> list[float]:
-    """The mean over each problem's chosen rows, of the problems that have such and where it was measured."""
-    values = [[getattr(row, name) for row in rows if chosen(row)] for rows in problems]
-    return [statistics.fmean(several) for several in values if several and None not in several]
-
-
-def _figure(per_problem: Sequence[float]) -> dict[str, float] | None:
-    return estimate(per_problem)._asdict() if per_problem else None
-
-
-def _verdict(figure: dict[str, float] | None, count: int) -> Verdict:
-    if figure is None:
-        return "none"
-    if count < FEWEST:
-        return "too few"
-    interval = Estimate(**figure)
-    return "above" if interval.low > 0.5 else "below" if interval.high < 0.5 else "open"
 
 
 def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:
@@ -310,10 +292,14 @@ def _judge_what_can_be(
         return judge(model, rollouts, config, attention=False, precision=precision, progress=progress)
 
 
-def _means(reading: dict[str, list[float]]) -> dict[str, Any]:
-    means: dict[str, Any] = {"attention_divergence": None, "solution_mass": None}
+def _row(reading: dict[str, list[float]]) -> dict[str, Any]:
+    means: dict[str, Any] = {"attention_divergence": None, "solution_mass": None, "control": None}
     means |= {name: statistics.fmean(values) for name, values in reading.items()}
-    return means | {"top_share": top_share(reading["divergence"])}
+    parts = {name: tenths(reading[name]) for name in (*IN_TENTHS, "control") if name in reading}
+    return means | {
+        "top_share": top_share(reading["divergence"]),
+        "tenths": {name: sums for name, sums in parts.items() if sums is not None},
+    }
 
 
 def _reply(

@@ -1,4 +1,4 @@
-"""Preference against ranks, and the largest tokens' share against loops."""
+"""Preference against ranks; the largest tokens' share and the tenths against loops."""
 
 import math
 from fractions import Fraction
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.analysis.preference import preference, top_share
+from opasd.analysis.preference import before_the_end, preference, tenths, top_share
 
 FEW = st.lists(st.integers(-3, 3).map(float), max_size=6)
 
@@ -48,3 +48,48 @@ def test_one_token_holds_everything():
     assert top_share([0.3]) == 1
     assert top_share([0.0] * 20) == 0.1
     assert top_share([0.0] * 19 + [7.0]) == 1
+
+
+def dealt(count):
+    """The sizes of ten parts that get one after the other until nothing is left."""
+    sizes = [0] * 10
+    for number in range(count):
+        sizes[number % 10] += 1
+    return sizes
+
+
+@given(values=st.lists(st.integers(-1000, 1000), max_size=75))
+def test_tenths_are_sums_of_even_parts_in_order(values):
+    """Integers have exact sums."""
+    found = tenths([float(value) for value in values])
+    sizes = dealt(len(values))
+    if len(values) < 10:
+        assert found is None
+        assert min(sizes) == 0
+        return
+    rest = list(values)
+    assert found == [sum(rest.pop(0) for _ in range(size)) for size in sizes]
+    assert rest == []
+    assert sum(found) == sum(values)
+    assert max(sizes) - min(sizes) <= 1
+    first = values[: len(values) - sizes[-1]]
+    assert before_the_end(found, len(values)) == sum(first) / len(first)
+
+
+def test_the_number_of_each_token_names_its_tenth():
+    assert tenths(range(10)) == list(range(10))
+    assert tenths([1.0] * 13) == [2, 2, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert tenths([1.0] * 9) is None
+    assert tenths([]) is None
+    assert tenths([1e16, 1.0, -1e16] + [0.0] * 20)[0] == 1  # no digit is lost within a part
+    assert before_the_end([1.0] * 9 + [50.0], 10) == 1
+    assert before_the_end([2.0] * 9 + [50.0], 19) == 1
+
+
+@given(values=st.lists(st.floats(-50, 50), min_size=10, max_size=60))
+def test_tenths_add_up_to_the_mean_of_all(values):
+    found = tenths(values)
+    assert math.fsum(found) == pytest.approx(math.fsum(values), abs=1e-9)
+    end = len(values) // 10
+    whole = ((len(values) - end) * before_the_end(found, len(values)) + math.fsum(values[-end:])) / len(values)
+    assert whole == pytest.approx(math.fsum(values) / len(values), abs=1e-9)

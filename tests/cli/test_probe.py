@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import statistics
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from opasd.cli import main
+from opasd.cli.probe import _page
+from opasd.config import RunConfig
+from opasd.probe import Probe, Reply, Trajectory
+from opasd.probe_summary import summarise
 from tests.cli.conftest import CommandLine
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
@@ -53,6 +58,9 @@ def test_the_page_says_what_the_file_holds(probed):
         ("log ratio per token, right answers", summary["log_ratio_right"], 1, 4),
         ("log ratio per token, wrong answers", summary["log_ratio_wrong"], 1, 4),
         ("preference for right over wrong", summary["preference"], 1, 3),
+        ("before the last tenth of the tokens", summary["preference_before_the_end"], 1, 3),
+        ("attention divergence lower for right", summary["attention_preference"], 1, 3),
+        ("log ratio of an answer, right − wrong", summary["log_ratio_difference"], 1, 2),
         ("token divergence per token", summary["divergence"], 1, 4),
         ("held by the 10 % largest tokens, %", summary["top_share"], 100, 1),
         ("clipped (pointwise, 0.05), %", summary["clipped"], 100, 1),
@@ -62,7 +70,18 @@ def test_the_page_says_what_the_file_holds(probed):
         expected = [scale * figure[part] for part in ("mean", "low", "high")]
         assert shown(label) == pytest.approx(expected, abs=0.51 * 10**-digits), label
         assert figure["low"] <= figure["mean"] <= figure["high"]
-    assert f"{summary['preference']['problems']} problems, {summary['preference']['pairs']} pairs" in page
+    for label, name in (
+        ("preference for right over wrong", "preference"),
+        ("before the last tenth of the tokens", "preference_before_the_end"),
+    ):
+        assert lines[label].endswith(f"  {summary[name]['problems']} problems, {summary[name]['pairs']} pairs")
+    right, wrong = (summary[f"attention_divergence_{kind}"]["mean"] for kind in ("right", "wrong"))
+    assert lines["attention divergence lower for right"].endswith(f"  right {right:.4f}, wrong {wrong:.4f}")
+    at = page.splitlines().index("log ratio in each tenth of an answer's tokens, first to last")
+    for line, kind in zip(page.splitlines()[at + 1 : at + 3], ("right", "wrong"), strict=True):
+        label, answers, *numbers = line.split()
+        assert (label, answers) == (kind, "answers")
+        assert [float(number) for number in numbers] == pytest.approx(summary["tenths"]["log_ratio"][kind], abs=0.51e-3)
     assert len(rows) == 36
     assert [row["sample"] for row in rows] == [0, 1, 2] * 12
 
@@ -94,6 +113,115 @@ def test_the_figures_are_those_of_the_rows(probed):
         own = [row["correct"] for row in rows if row["problem"] == problem and row["finish_reason"] == "stop"]
         pairs += sum(own) * (len(own) - sum(own))
     assert summary["preference"]["pairs"] == pairs
+
+
+def test_the_tenths_of_the_file_are_those_of_its_rows(probed):
+    *_, found = probed
+    summary, rows, teacher = found["summary"], found["rows"], found["teacher_rows"]
+    for row in rows:
+        assert set(row["tenths"]) == {"log_ratio", "divergence", "attention_divergence", "control"}
+        for name, sums in row["tenths"].items():
+            assert len(sums) == 10
+            assert sum(sums) == pytest.approx(row["tokens"] * row[name])
+    finished = [row for row in rows if row["finish_reason"] == "stop"]
+    kinds = {kind: {row["problem"] for row in finished if row["correct"] is kind} for kind in (True, False)}
+    both = kinds[True] & kinds[False]
+    assert summary["tenths"]["log_ratio"]["problems"] == len(both) > 1
+    for name, kind in itertools.product(("log_ratio", "attention_divergence"), (True, False)):
+        for number in range(10):
+            kept = [r | {"nats": r["tenths"][name][number]} for r in finished if r["problem"] in both]
+            expected = by_problem(kept, "nats", lambda row, kind=kind: row["correct"] is kind)
+            assert summary["tenths"][name]["right" if kind else "wrong"][number] == pytest.approx(expected)
+    # What was read from the file says what was printed.
+    student = [[Trajectory(**row) for row in rows[start : start + 3]] for start in range(0, 36, 3)]
+    assert json.loads(json.dumps(summarise(Probe(student, [Reply(**row) for row in teacher])))) == summary
+
+
+def test_the_control_on_the_page_is_that_of_the_rows(probed):
+    out, _, found = probed
+    summary = found["summary"]
+    assert summary["own_adds"]["mean"] == pytest.approx(
+        summary["preference"]["mean"] - summary["control_preference"]["mean"]
+    )
+    # Another problem's solution is something else to read, and no surprise where this one's was none.
+    assert all(row["control"] != row["log_ratio"] for row in found["rows"])
+    assert re.search(r"  with another problem's reference +[01]\.\d+ \[.*\] +its own adds -?0\.\d+ \[", out)
+
+
+def made(correct, ratios, attention, control=None):
+    """A row of 20 tokens that has these log ratios, one of each tenth's two tokens, and this attention divergence."""
+    sums = {"log_ratio": [2.0 * ratio for ratio in ratios]}
+    if control is not None:
+        sums["control"] = [2.0 * ratio for ratio in control]
+    means = (statistics.fmean(ratios), 0.1, 0.8, 0.2, attention, None if attention is None else 0.3)
+    return Trajectory("data", "p", 0, correct, "stop", 20, *means, control and statistics.fmean(control), sums)
+
+
+def lines_of(*problems):
+    found = Probe([list(rows) for rows in problems], [Reply("data", "p", 0, True, "stop", 20)] * len(problems))
+    return _page("mine", RunConfig(), len(problems), 2, summarise(found)).splitlines()
+
+
+LATE = "Before the last tenth this is not shown: the teacher corrects final answers more than the steps before them."
+LITTLE = "Attention's interval holds 0.5: the attention loss has little to say about right and wrong here."
+HIGHER = "Attention's interval excludes 0.5: right answers have the higher divergence."
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "attention", "said"),
+    [
+        ([-0.1] * 9 + [0], [-0.1] * 9 + [-3], (0.1, 0.1), ["favours right", LATE, LITTLE]),
+        ([-0.1] * 10, [-0.2] * 10, (0.1, 0.2), ["favours right"]),
+        ([-0.1] * 10, [-0.2] * 10, (0.2, 0.1), ["favours right", HIGHER]),
+        ([-0.1] * 10, [-0.2] * 10, (None, None), ["favours right"]),
+        ([-0.2] * 10, [-0.1] * 10, (0.1, 0.1), ["favours wrong", LITTLE]),
+        ([-0.1] * 10, [-0.1] * 10, (0.1, 0.2), ["is not shown"]),
+    ],
+)
+def test_sentences_where_the_numbers_call_for_them(right, wrong, attention, said):
+    lines = lines_of(*[[made(True, right, attention[0]), made(False, wrong, attention[1])]] * 12)
+    start = next(number for number, line in enumerate(lines) if line.startswith("95 % intervals")) + 1
+    assert len(lines[start:]) == len(said)
+    assert all(part in line for part, line in zip(said, lines[start:], strict=True))
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
+    ("controls", "said"),
+    [
+        (([-0.1] * 10, [-0.2] * 10), "That it takes the problem's own reference for this is not shown."),
+        (
+            ([-0.2] * 9 + [-0.5], [-0.3] * 9 + [0.8]),
+            "That it takes the problem's own reference for this before the last tenth is not shown.",
+        ),
+        (([-0.2] * 10, [-0.1] * 10), None),
+    ],
+)
+def test_what_the_own_reference_adds(controls, said):
+    rows = [made(True, [-0.1] * 10, 0.1, controls[0]), made(False, [-0.2] * 10, 0.2, controls[1])]
+    lines = lines_of(*[rows] * 12)
+    assert [line for line in lines if "problem's own reference" in line] == ([said] if said else [])
+
+
+def test_that_it_is_not_shown_before_the_end_is_not_that_the_end_has_it():
+    """Most of the difference lies before it, though not in every problem."""
+    wins = [made(True, [0.0] * 10, 0.1), made(False, [-1.0] * 10, 0.2)]
+    turned = [made(True, [-0.1] * 9 + [1.0], 0.1), made(False, [0.0] * 10, 0.2)]
+    lines = lines_of(*[wins] * 7, *[turned] * 5)
+    assert "Before the last tenth this is not shown." in lines
+    assert any(line.endswith("17 % in the last tenth") for line in lines)
+
+
+def test_tenths_and_their_share_on_the_page():
+    lines = lines_of([made(True, [-0.25] * 9 + [0], 0.1), made(False, [-0.5] * 9 + [-1000], 0.1)])
+    assert any(
+        re.fullmatch(r"log ratio of an answer, right − wrong +2004.50 \[.*\] +100 % in the last tenth", l)
+        for l in lines
+    )
+    at = lines.index("log ratio in each tenth of an answer's tokens, first to last")
+    assert lines[at + 1].split() == ["right", "answers", *["-0.500"] * 9, "0.000"]
+    assert lines[at + 2].split() == ["wrong", "answers", *["-1.000"] * 9, "-2000.000"]
+    assert "Only 1 problems have both" in lines[-1]
 
 
 def test_the_file_says_what_was_asked_and_where(probed):
@@ -131,9 +259,12 @@ def test_no_problem_with_both_is_said_plainly(place, capsys):
     assert main(["probe", "tiny.yaml", "--problems", "40", "--samples", "2", "--json", "f.json"]) == 0
     said = capsys.readouterr()
     assert "there is no preference; give more --problems or --samples" in said.out.splitlines()[-1]
-    assert re.search(r"preference for right over wrong +– +no problem has both", said.out)
+    assert re.search(r"preference for right over wrong +– +no problem has both\n +with another.* –\n", said.out)
+    assert "in each tenth" not in said.out
     assert "40 problems were asked for; data has 16" in said.err
-    assert json.loads((place / "f.json").read_text())["summary"]["preference"] is None
+    found = json.loads((place / "f.json").read_text())
+    assert (found["summary"]["preference"], found["summary"]["late"]) == (None, None)
+    assert all(row["tenths"] == {} for row in found["rows"])  # four tokens
     assert sorted(path.name for path in place.iterdir()) == ["f.json", "model", "open.jsonl", "sums.jsonl", "tiny.yaml"]
     assert main(["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--train.seed", "5"]) == 0
     assert capsys.readouterr().out.endswith("there is no preference; give --samples 2 or more.\n")

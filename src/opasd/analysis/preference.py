@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 LARGEST = 0.1
 """The share of a trajectory's tokens that `top_share` looks at."""
 
@@ -19,3 +21,15 @@ def top_share(values: Sequence[float]) -> float:
     count = math.ceil(LARGEST * len(values))
     total = math.fsum(values)
     return math.fsum(sorted(values)[-count:]) / total if total > 0 else count / len(values)
+
+
+def tenths(values: Sequence[float]) -> list[float] | None:
+    """The sums over ten consecutive parts, as even as can be, the longer ones first (`numpy.array_split`).
+
+    They add up to the whole sum. None for fewer than ten values, of which some parts would be empty."""
+    return [math.fsum(part) for part in np.array_split(values, 10)] if len(values) >= 10 else None
+
+
+def before_the_end(parts: Sequence[float], count: int) -> float:
+    """The mean of the values in the first nine of the `tenths` of `count` values."""
+    return math.fsum(parts[:9]) / (count - count // 10)
