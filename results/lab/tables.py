@@ -1,4 +1,4 @@
-"""The tables of docs/experiments.md, experiments 3 and 4 of the embedded model, from the records beside this file.
+"""The tables of docs/experiments.md, experiments 3 to 5 of the embedded model, from the records beside this file.
 
     python results/lab/tables.py
 
@@ -92,7 +92,7 @@ def main() -> None:
         cells = [weight, interval(found), interval(found - plain, signed=True), trend([name], "attention/divergence")]
         print("| " + " | ".join(cells) + " |")
     print()
-    for folder in ("why", "support", "combined"):
+    for folder in ("why", "support", "combined", "answer", "answer-weights"):
         for path in sorted((HERE / folder).glob("*.evaluation")):
             found, length = answers(f"{folder}/{path.stem}")
             name = f"{folder}/{path.stem}"
@@ -101,6 +101,18 @@ def main() -> None:
             cells = [name, interval(found), *(interval(found - one, signed=True) for one in beside)]
             cells += [f"{length.mean():.1f}", f"{markers(name):.2f}", trend([name], "attention/divergence")]
             print("| " + " | ".join(cells) + " |")
+    print()
+    runs = {name: [answers(f"answer/{name}-seed-{seed}")[0] for seed in SEEDS] for name in ("opasd", "opsd")}
+    for name, solved in (("opasd", "opasd"), ("opsd", "opsd-per-token")):
+        gap = np.mean([mine - right[solved, seed][0] for mine, seed in zip(runs[name], SEEDS, strict=True)], 0)
+        gain = np.mean(runs[name], 0) - base
+        print(
+            f"answer alone, {name} {over([100 * run.mean() for run in runs[name]])}, against the same with the "
+            f"solution {interval(gap, signed=True)}, against base {interval(gain, signed=True)}"
+        )
+    gaps = [mine - theirs for mine, theirs in zip(runs["opasd"], runs["opsd"], strict=True)]
+    gaps.append(np.mean(gaps, 0))
+    print("answer alone, opasd - opsd, each seed and all", *(interval(gap, signed=True) for gap in gaps))
 
 
 if __name__ == "__main__":
