@@ -526,6 +526,10 @@ def test_a_first_row_without_the_column_is_a_wrong_mapping() -> None:
         'memory, row 1: column "problem" is missing; the row has "text", "y"; '
         "map it in data.columns or set data.on_bad_row: skip"
     )
+    assert error_of([{"problem": "q", "answer": "5"}]).endswith(
+        "map it in data.columns, set data.columns.solution: null to show the teacher the {answer} alone, or set "
+        "data.on_bad_row: skip"
+    )
     assert error_of([{}]).startswith('memory, row 1: column "problem" is missing; the row has none; map it')
     assert len(error_of([{f"column {n}" * 100: 0 for n in range(1000)}])) < 1000
 

@@ -88,6 +88,17 @@ def search() -> None:
     print()
 
 
+OTHERS = {
+    "package": "package, another problem's reference",
+    "write it down again, last": "write it down again, last, another problem's reference",
+}
+"""Wordings that were also read with another problem's reference."""
+
+
+def sum_of_first(count: int) -> Any:
+    return lambda row: sum(row["log_ratio"][:count])
+
+
 def both_kinds(rows: list[dict[str, Any]], measure: Any) -> list[np.ndarray]:
     """Of right and of wrong answers: the mean over each problem's, of the problems that have both."""
     values: list[dict[int, list[Any]]] = [{}, {}]
@@ -120,6 +131,16 @@ def wordings() -> None:
             )
             for kind, part in zip(KINDS, tenths, strict=True):
                 print(f"    tenths, {kind}", *(f"{value:.2f}" for value in part))
+        for own, other in OTHERS.items():
+            for count in (8, 9, 10):
+                gaps = [
+                    np.subtract(*both_kinds([row for row in rows if row["wording"] == name], sum_of_first(count)))
+                    for name in (own, other)
+                ]
+                print(
+                    f"{model}, {own}: nats between right and wrong in the first {count} tenths {gaps[0].mean():.2f}, "
+                    f"with another problem's {gaps[1].mean():.2f}, difference {shown(gaps[0] - gaps[1], 1, 2, '+')}"
+                )
     print()
 
 

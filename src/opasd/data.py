@@ -135,6 +135,8 @@ def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Pro
                 # Where the first row already lacks a column, the mapping is wrong rather than the row.
                 unmapped = report.rows == 1 and isinstance(row, Mapping) and bad.column not in row
                 advice = _mapping_advice(str(bad.column), row) if unmapped else "fix the row"
+                if unmapped and bad.column == config.columns.solution and "did you mean" not in advice:
+                    advice += ", set data.columns.solution: null to show the teacher the {answer} alone,"
                 raise DataError(f"{fault}; {advice} or set data.on_bad_row: skip") from None
             report.bad += 1
             if len(report.faults) < NAMED_FAULTS:

@@ -146,7 +146,7 @@ class PromptBuilder:
         if problem.answer is None:
             raise PromptError(
                 f"{_name(problem)}: there is no answer, which prompts.reference shows; name the answers' column in "
-                "data.columns.answer, or skip the row",
+                "columns.answer of these data, or skip the row",
                 "no_answer",
             )
         both = {"solution": problem.solution, "answer": problem.answer}

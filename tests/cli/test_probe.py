@@ -203,6 +203,12 @@ def test_what_the_own_reference_adds(controls, said):
     assert [line for line in lines if "problem's own reference" in line] == ([said] if said else [])
 
 
+def test_nothing_is_said_of_the_own_reference_where_nothing_is_preferred():
+    for right, wrong in (([-0.2] * 10, [-0.1] * 10), ([-0.1] * 10, [-0.1] * 10)):
+        rows = [made(True, right, 0.1, [-0.1] * 10), made(False, wrong, 0.2, [-0.2] * 10)]
+        assert not any("own reference" in line for line in lines_of(*[rows] * 12))
+
+
 def test_that_it_is_not_shown_before_the_end_is_not_that_the_end_has_it():
     """Most of the difference lies before it, though not in every problem."""
     wins = [made(True, [0.0] * 10, 0.1), made(False, [-1.0] * 10, 0.2)]

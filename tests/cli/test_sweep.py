@@ -14,6 +14,7 @@ import pytest
 
 import opasd.cli as cli
 from opasd.records import Records
+from opasd.sweep.commands import _quoted
 from tests.cli.conftest import CommandLine
 
 STAND_IN = """
@@ -169,6 +170,25 @@ def test_mistakes_of_the_command_line(
         code = stop.code
     assert code == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_command_is_one_line_whatever_is_in_it() -> None:
+    words = [
+        "plain",
+        "two words",
+        "it's",
+        "a\nb",
+        "\ttab\r",
+        "back\\n\n",
+        "\x01f'\n",
+        "{answer} \\boxed{{}}\n",
+        "é\n",
+        "",
+    ]
+    line = " ".join(map(_quoted, words))
+    assert len(line.splitlines()) == 1
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+    assert printed.decode().split("\0")[:-1] == words
 
 
 def test_commands_and_scripts_can_be_of_some_runs(

@@ -1,6 +1,7 @@
 """Decoding in slots: the tokens of padded batches, whatever the slots, the order and the moments of looking."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -167,10 +168,18 @@ def test_fewer_rows_are_tried_when_memory_runs_out(way):
         TransformersEngine(model, STOP, decoding=way).generate(prompts, RANDOM, range(8))
 
 
-@pytest.mark.parametrize(("error", "for_good"), [(torch.OutOfMemoryError("full"), False), (RuntimeError("no"), True)])
+@pytest.mark.parametrize(
+    ("error", "for_good"),
+    [
+        (torch.OutOfMemoryError("full"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), False),
+        (RuntimeError("operation not permitted when stream is capturing"), True),
+    ],
+)
 def test_a_step_that_cannot_be_captured_runs_as_it_is(error, for_good, monkeypatch, caplog):
     """Memory may be there in the next call, so that only another reason ends all attempts; one line tells of them."""
-    model, prompts, asked = exact_model("qwen3"), make_prompts(LENGTHS), []
+    model, prompts, asked, alive = exact_model("qwen3"), make_prompts(LENGTHS), [], []
     sampling = RANDOM.model_copy(update={"max_new_tokens": 2 * decoding.CAPTURE_STEPS})
     engine = TransformersEngine(model, NO_STOP, decoding="slots")
     plan = engine._plan()
@@ -178,19 +187,38 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(error, for_good, monkeypat
     plan.capture = True
 
     def fails(self, rows):
+        assert not any(one() is not None for one in alive), "what the last attempt computed takes memory"
+        computed = torch.zeros(3)
+        alive.append(weakref.ref(computed))
         asked.append(self)
-        raise error
+        self.plan.graphs = "holds memory"
+        raise type(error)(*error.args)
 
     monkeypatch.setattr(decoding.Decoder, "_captured", fails)
     expected = padded(model, prompts, sampling, NO_STOP)
     for _ in range(3):
         assert engine.generate(prompts, sampling, range(8)) == expected
+        assert (plan.graphs is None) is not for_good
     assert plan.capture is not for_good
     assert len(asked) == (1 if for_good else 6)  # after what was only cached was given back, once more
     assert len(set(asked)) == (1 if for_good else 3)
-    assert [record.message for record in caplog.records].count(
-        f"decoding goes on without CUDA graphs, which is slow: {error}"
-    ) == 1
+    told = [record.message for record in caplog.records if "without CUDA graphs" in record.message]
+    assert told == [f"decoding goes on without CUDA graphs, which is slow: {error}"]
+
+
+def test_that_captures_end_for_good_is_told_after_a_want_of_memory_too(monkeypatch, caplog):
+    errors = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("full"), RuntimeError("never")]
+    engine = TransformersEngine(exact_model("qwen3"), NO_STOP, decoding="slots")
+    plan = engine._plan()
+    assert isinstance(plan, decoding.Plan)
+    plan.capture = True
+    monkeypatch.setattr(decoding.Decoder, "_captured", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 2 * decoding.CAPTURE_STEPS})
+    for _ in range(3):
+        engine.generate(make_prompts((3,)), sampling, [0])
+    assert not errors
+    assert "slow: full" in caplog.text
+    assert "slow: never" in caplog.text
 
 
 # ---- models that slots are not for ----------------------------------------------------------------------------------

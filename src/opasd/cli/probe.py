@@ -171,9 +171,9 @@ def _reading(summary: dict[str, Any], samples: int) -> list[str]:
         where = _LATE if late is not None and late > 0.5 else ""
         lines.append(f"Before the last tenth this is not shown{where}.")
     adds, adds_before = summary["own_adds"], summary["own_adds_before_the_end"]
-    if adds and adds["low"] <= 0:
+    if verdict == "above" and adds and adds["low"] <= 0:
         lines.append("That it takes the problem's own reference for this is not shown.")
-    elif adds_before and adds_before["low"] <= 0:
+    elif verdict == "above" and adds_before and adds_before["low"] <= 0:
         lines.append("That it takes the problem's own reference for this before the last tenth is not shown.")
     return lines + _ATTENTION.get(summary["attention_verdict"], [])
 

@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,22 +69,35 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
         self.pool: list[Any] = []
+        self.bytes = 0
+        """What the graphs hold."""
         number = torch.zeros((), device=device)
         self.first = self.capture(lambda: number.add_(1))
         self.pool = [self.first.pool()]
 
     def capture(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """What `step` launches, to be replayed."""
-        graph = torch.cuda.CUDAGraph()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(self.stream.device)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             graph.capture_begin(*self.pool, capture_error_mode="relaxed")
             try:
                 step()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # the step's own error is the one to tell
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self.stream)
+        self.bytes += torch.cuda.memory_reserved(self.stream.device) - before
         return graph
+
+
+def short_of_memory(error: RuntimeError) -> bool:
+    """Whether that is all that was wrong: libraries that a capture calls have errors of their own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("out of memory", "STATUS_ALLOC_FAILED")
+    )
 
 
 def uniform_numbers(seeds: Sequence[int], steps: int) -> Tensor:
@@ -197,19 +210,29 @@ class Decoder:
 
     def _capture(self, rows: int) -> None:
         """A graph for so many rows, if there can be one; nothing of the step happens."""
-        try:
-            try:
-                self.graphs[rows] = self._captured(rows)
-            except torch.OutOfMemoryError:  # inside a capture nothing that is only cached can be given back
+        for attempt in (1, 2):
+            failure = self._failure(rows)
+            if failure is None:
+                return
+            message, short = failure
+            if short:  # inside a capture nothing that is only cached can be given back; nor could the graphs' own
+                self.plan.graphs = None
                 torch.cuda.empty_cache()
-                self.graphs[rows] = self._captured(rows)
+            if attempt == 2 or not short:
+                self.capture = False
+                self.plan.capture = self.plan.capture and short
+                if not (short and self.plan.told):
+                    _log.warning("decoding goes on without CUDA graphs, which is slow: %s", message)
+                self.plan.told = True
+                return
+
+    def _failure(self, rows: int) -> tuple[str, bool] | None:
+        """Why there is no graph, and whether for want of memory alone; what was computed for it is gone by then."""
+        try:
+            self.graphs[rows] = self._captured(rows)
         except RuntimeError as error:
-            self.capture = False
-            if not isinstance(error, torch.OutOfMemoryError):
-                self.plan.capture = False
-            if not self.plan.told:
-                _log.warning("decoding goes on without CUDA graphs, which is slow: %s", error)
-            self.plan.told = True
+            return str(error), short_of_memory(error)
+        return None
 
     def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
         if self.plan.graphs is None:
@@ -305,6 +328,7 @@ def _rows_in_memory(model: PreTrainedModel, plan: Plan, length: int, sampling: S
         return 2**31
     free, _ = torch.cuda.mem_get_info(model.device)
     unused = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    unused -= plan.graphs.bytes if plan.graphs else 0
     vocabulary = model.config.get_text_config().vocab_size
     # Logits as the model gives them, in float32 and scaled; sorted with their places where top-k keeps all of them.
     drawing = vocabulary * (16 if sampling.top_k else 64)

@@ -67,8 +67,16 @@ def as_shell(sweep: Sweep, folder: Path, processes: int) -> str:
     for run in sweep.runs:
         made = Commands.of(run, folder, processes)
         commands = (command for command in (made.train, made.evaluate) if command is not None)
-        lines.append(" && ".join(f"opasd {shlex.join(command)}" for command in commands))
+        lines.append(" && ".join(f"opasd {' '.join(map(_quoted, command))}" for command in commands))
     return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(word: str) -> str:
+    """For a shell, on one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = {"\\": "\\\\", "'": "\\'"} | {chr(code): f"\\x{code:02x}" for code in range(32)}
+    return "$'" + "".join((escaped | {"\n": "\\n"}).get(letter, letter) for letter in word) + "'"
 
 
 @dataclass(frozen=True)
