@@ -102,8 +102,9 @@ def main() -> None:
             cells += [f"{length.mean():.1f}", f"{markers(name):.2f}", trend([name], "attention/divergence")]
             print("| " + " | ".join(cells) + " |")
     print()
-    runs = {name: [answers(f"answer/{name}-seed-{seed}")[0] for seed in SEEDS] for name in ("opasd", "opsd")}
-    for name, solved in (("opasd", "opasd"), ("opsd", "opsd-per-token")):
+    beside = {"opasd": "opasd", "opsd": "opsd-per-token", "attention": "attention"}
+    runs = {name: [answers(f"answer/{name}-seed-{seed}")[0] for seed in SEEDS] for name in beside}
+    for name, solved in beside.items():
         gap = np.mean([mine - right[solved, seed][0] for mine, seed in zip(runs[name], SEEDS, strict=True)], 0)
         gain = np.mean(runs[name], 0) - base
         print(
