@@ -104,6 +104,7 @@ def main() -> None:
     print()
     beside = {"opasd": "opasd", "opsd": "opsd-per-token", "attention": "attention"}
     runs = {name: [answers(f"answer/{name}-seed-{seed}")[0] for seed in SEEDS] for name in beside}
+    bare = [answers(f"answer-weights/support-problem-seed-{seed}")[0] for seed in SEEDS]
     for name, solved in beside.items():
         gap = np.mean([mine - right[solved, seed][0] for mine, seed in zip(runs[name], SEEDS, strict=True)], 0)
         gain = np.mean(runs[name], 0) - base
@@ -111,9 +112,10 @@ def main() -> None:
             f"answer alone, {name} {over([100 * run.mean() for run in runs[name]])}, against the same with the "
             f"solution {interval(gap, signed=True)}, against base {interval(gain, signed=True)}"
         )
-    gaps = [mine - theirs for mine, theirs in zip(runs["opasd"], runs["opsd"], strict=True)]
-    gaps.append(np.mean(gaps, 0))
-    print("answer alone, opasd - opsd, each seed and all", *(interval(gap, signed=True) for gap in gaps))
+    for name, found in (("opasd", runs["opasd"]), ("opasd without template tokens", bare)):
+        gaps = [mine - theirs for mine, theirs in zip(found, runs["opsd"], strict=True)]
+        gaps.append(np.mean(gaps, 0))
+        print(f"answer alone, {name} - opsd, each seed and all", *(interval(gap, signed=True) for gap in gaps))
 
 
 if __name__ == "__main__":
