@@ -149,9 +149,12 @@ def larger() -> None:
     folder = HERE / "1.5b"
 
     def shares(name: str) -> dict[str, float]:
+        rows = rows_of(folder / f"{name}.evaluation" / "samples.jsonl.gz")
         found: dict[str, list[bool]] = {}
-        for row in rows_of(folder / f"{name}.evaluation" / "samples.jsonl.gz"):
+        for row in rows:
             found.setdefault(row["problem"], []).append(row["verdict"] == "correct")
+        cut = np.mean([row["finish_reason"] == "length" for row in rows])
+        print(f"{name}: {np.mean([row['tokens'] for row in rows]):.0f} tokens, {100 * cut:.1f} % cut off")
         return {problem: float(np.mean(right)) for problem, right in found.items() if len(right) == 4}
 
     base = shares("base")

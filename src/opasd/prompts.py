@@ -98,8 +98,8 @@ class PromptBuilder:
 
     def pair(self, problem: Problem) -> PromptPair:
         """The two contexts of `problem`, or `PromptError` or `AlignmentError` when it cannot be used."""
-        question = self._plain(problem.question, problem)
-        shown = {name: self._plain(text, problem) for name, text in self._shown(problem).items()}
+        question, original = self._plain(problem.question, problem), self._shown(problem)
+        shown = {name: self._plain(text, problem) for name, text in original.items()}
         student, student_message = self._encode_student(question, problem, thinking=self.config.student_thinking)
         if len(student.ids) > self.config.max_student_tokens:
             raise PromptError(
@@ -116,7 +116,7 @@ class PromptBuilder:
             student_question=student.tokens(spans[0]),
             teacher_question=teacher.tokens(spans[1]),
             reference=teacher.tokens_touching(teacher.span(teacher_message.spans["reference"])),
-            neutralised=(question, shown) != (problem.question, self._shown(problem)),
+            neutralised=(question, shown) != (problem.question, original),
             solution_tokens_cut=cut,
         )
         _check_question(pair, (student, teacher), spans)

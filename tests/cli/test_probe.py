@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from opasd import probe
 from opasd.cli import main
 from opasd.cli.probe import _page
 from opasd.config import RunConfig
@@ -33,13 +34,28 @@ def by_problem(rows, name, chosen=lambda row: True):
 
 
 @pytest.fixture(scope="module")
-def probed(tmp_path_factory):
-    """The page and the file of one probe of the embedded model."""
-    target = tmp_path_factory.mktemp("probe") / "found.json"
+def judged(tmp_path_factory):
+    """The page and the file of one probe of the embedded model, and what its `judge` was given and gave."""
+    target, calls, own = tmp_path_factory.mktemp("probe") / "found.json", [], probe.judge
     words = ["probe", "lab-opsd", "--problems", "12", "--samples", "3", *SHORT, "--json", str(target)]
-    with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.redirect_stderr(io.StringIO()) as said:
+
+    def judge(model, rollouts, *rest, **more):
+        calls.append((rollouts, own(model, rollouts, *rest, **more)))
+        return calls[-1][1]
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as page,
+        contextlib.redirect_stderr(io.StringIO()) as said,
+    ):
+        patch.setattr(probe, "judge", judge)
         assert main(words) == 0
-    return page.getvalue(), said.getvalue(), json.loads(target.read_text())
+    return (page.getvalue(), said.getvalue(), json.loads(target.read_text())), calls
+
+
+@pytest.fixture(scope="module")
+def probed(judged):
+    return judged[0]
 
 
 def test_the_page_says_what_the_file_holds(probed):
@@ -135,6 +151,16 @@ def test_the_tenths_of_the_file_are_those_of_its_rows(probed):
     # What was read from the file says what was printed.
     student = [[Trajectory(**row) for row in rows[start : start + 3]] for start in range(0, 36, 3)]
     assert json.loads(json.dumps(summarise(Probe(student, [Reply(**row) for row in teacher])))) == summary
+
+
+def test_the_control_is_the_same_answer_with_another_problems_solution(judged):
+    (*_, found), ((own, _), (controls, readings)) = judged
+    for row, mine, control, reading in zip(found["rows"], own, controls, readings, strict=True):
+        assert row["control"] == pytest.approx(statistics.fmean(reading["log_ratio"]))
+        assert mine.pair.problem.id == control.pair.problem.id == row["problem"]
+        assert (control.completion_ids, control.student_ids) == (mine.completion_ids, mine.student_ids)
+        assert control.pair.problem.answer != mine.pair.problem.answer
+        assert control.pair.problem.solution in {one.pair.problem.solution for one in own}
 
 
 def test_the_control_on_the_page_is_that_of_the_rows(probed):

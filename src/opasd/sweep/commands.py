@@ -75,8 +75,8 @@ def _quoted(word: str) -> str:
     """For a shell, on one line."""
     if word.isprintable():
         return shlex.quote(word)
-    escaped = {"\\": "\\\\", "'": "\\'"} | {chr(code): f"\\x{code:02x}" for code in range(32)}
-    return "$'" + "".join((escaped | {"\n": "\\n"}).get(letter, letter) for letter in word) + "'"
+    escaped = {chr(code): f"\\x{code:02x}" for code in range(32)} | {"\n": "\\n", "\\": "\\\\", "'": "\\'"}
+    return "$'" + "".join(escaped.get(letter, letter) for letter in word) + "'"
 
 
 @dataclass(frozen=True)
