@@ -23,6 +23,7 @@ from attention_loss import gpu_inputs, gradients
 from opasd.losses.attention import attention_losses
 from opasd.losses.fused import attention
 from opasd.losses.fused.attention import Tile, Tiling
+from opasd.losses.fused.launch import launch
 
 NORMALISERS = [(128, 64, 8, 3), (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3), (128, 64, 8, 4)]
 AVERAGES = [(64, 64, 4, 3, 1), (64, 64, 4, 2, 2), (64, 128, 8, 2, 4), (128, 128, 8, 2, 2), (64, 64, 4, 2, 4),
@@ -49,35 +50,24 @@ def tilings() -> list[Tiling]:
     ]
 
 
-class Timed:
-    """A module of kernels, with events around each launch."""
+def timed(events: Events) -> Callable[..., None]:
+    """`launch` with events around it."""
 
-    def __init__(self, kernels: Any, events: Events) -> None:
-        self.kernels, self.events = kernels, events
+    def launch_timed(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        launch(kernel, *args, **kwargs)
+        stop.record()
+        events.append((kernel.fn.__name__, start, stop))
 
-    def __getattr__(self, name: str) -> Any:
-        kernel, events = getattr(self.kernels, name), self.events
-
-        class Launcher:
-            def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-                def launch(*args: Any, **kwargs: Any) -> None:
-                    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    start.record()
-                    kernel[grid](*args, **kwargs)
-                    stop.record()
-                    events.append((name, start, stop))
-
-                return launch
-
-        return Launcher()
+    return launch_timed
 
 
 def run(heads: int, tokens: int, tiles: Tiling, repeats: int) -> dict[str, float]:
     student, teacher, alignment = gpu_inputs(heads, tokens, torch.bfloat16)
     attention.tiling = lambda *_: tiles
     events: Events = []
-    attention.forward_kernels = Timed(attention.attention_forward, events)
-    attention.backward_kernels = Timed(attention.attention_backward, events)
+    attention.launch = timed(events)
     times: dict[str, list[float]] = {name: [] for name in KERNELS}
     for _ in range(repeats + 2):
         events.clear()

@@ -33,11 +33,9 @@ from torch.autograd.function import once_differentiable
 from opasd.choices import Divergence, Handling
 from opasd.losses.fused import attention_backward, attention_forward
 from opasd.losses.fused.attention_plan import Plan, Rollout, make_plan
+from opasd.losses.fused.launch import launch
 from opasd.losses.layers import LayerBatch
 
-forward_kernels: Any = attention_forward
-backward_kernels: Any = attention_backward
-"""Any: Triton's types do not know how a kernel is called."""
 KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
 HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}
 LOG2E = 1 / math.log(2)
@@ -217,7 +215,8 @@ def _forward(
     scales = (scale_S, scale_T, cap_S, cap_T)
     both_sinks = [share if tensor is None else tensor.contiguous() for tensor in (sinks, teacher.sinks_H)]
     per_block = plan.rows // tiles.normalisers.BM
-    forward_kernels.normalisers[(num_heads, 2 * per_block * plan.num_blocks)](
+    launch(
+        attention_forward.normalisers, (num_heads, 2 * per_block * plan.num_blocks),
         *inputs, *both_sinks, plan.sequences, plan.longest_blocks, plan.solution, lse_S, lse_T, share,
         *strides, plan.num_rows, *plan.windows, *scales,
         SINK=sinks is not None, **constants, **tiles.normalisers.options(),
@@ -236,12 +235,14 @@ def _forward(
     for chunk in plan.chunks:
         columns = -(-chunk.columns // tiles.averages.BN)
         for teaches, role, lse, plane, (scale, cap) in roles:
-            forward_kernels.averages[(columns, plan.rows // tiles.averages.BM * chunk.num_blocks)](
+            launch(
+                attention_forward.averages, (columns, plan.rows // tiles.averages.BM * chunk.num_blocks),
                 *role, plan.sequences, plan.blocks, plan.links, lse, plane, *role[0].stride()[1:3],
                 *role[1].stride()[1:3], chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads,
                 plan.windows[0], scale, cap, TEACHER=teaches, **constants, **tiles.averages.options(group),
             )  # fmt: skip
-        forward_kernels.comparison[(plan.rows * chunk.num_blocks,)](
+        launch(
+            attention_forward.comparison, (plan.rows * chunk.num_blocks,),
             plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
             plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
             setting.jsd_beta,
@@ -279,13 +280,15 @@ def _backward(
     }
     out = query if grad_query is None else grad_query
     per_block = plan.rows // tiles.query_gradients.BM
-    backward_kernels.query_gradients[(query.shape[1], per_block * plan.num_blocks)](
+    launch(
+        attention_backward.query_gradients, (query.shape[1], per_block * plan.num_blocks),
         query, key, centred, plan.sequences, plan.longest_blocks, lse, pull, upstream, out,
         *strides, *out.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
         WANTED=grad_query is not None, **constants, **tiles.query_gradients.options(),
     )  # fmt: skip
     if grad_key is not None:
-        backward_kernels.key_gradients[(key.shape[1], plan.num_key_tiles)](
+        launch(
+            attention_backward.key_gradients, (key.shape[1], plan.num_key_tiles),
             query, key, centred, plan.sequences, plan.key_tiles, lse, pull, upstream, grad_key,
             *strides, *grad_key.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
             **constants, **tiles.key_gradients.options(group),

@@ -34,7 +34,7 @@ NATS: tl.constexpr = tl.constexpr(LN_2)
 LOWEST: tl.constexpr = tl.constexpr(-1e30)
 """Stands for −∞ where the difference of two of them is taken."""
 WIDTH: tl.constexpr = tl.constexpr(8)
-MAX_LANES = 1024
+MAX_LANES = 512
 KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
 CLIPS = {"none": 0, "per_token": 1, "pointwise": 2}
 
