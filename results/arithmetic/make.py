@@ -1,4 +1,4 @@
-"""Chains of four operations with worked solutions, for experiment 6 of docs/experiments.md: make.py FOLDER
+"""Chains of four operations with worked solutions, for docs/experiments.md: python results/arithmetic/make.py FOLDER
 
 Writes arithmetic-train.jsonl (4,096 problems), arithmetic-validation.jsonl (400) and arithmetic.jsonl (1,000, the test
 set); no problem is in two of them. The solutions are written as Qwen2.5-Coder writes such answers itself.
