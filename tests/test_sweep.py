@@ -133,6 +133,17 @@ def test_the_papers_number_stands_only_beside_the_papers_settings() -> None:
     assert load_sweep(["lambda"], Changes({}, {}, (7,))).runs[1].expects is not None
 
 
+def test_null_takes_a_validation_set_away(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "recipe: lab\nset: {validation_data.lab: null, validation_data.x.source: x.jsonl}\nruns: [lab]\n",
+        encoding="utf-8",
+    )
+    (run,) = load_sweep([str(tmp_path / "mine.yaml")]).runs
+    assert list(run.config.validation_data) == ["x"]
+    (run,) = load_sweep(["lab"], Changes({"validation_data.lab": None}, {})).runs
+    assert run.config.validation_data == {}
+
+
 def test_values_that_look_alike_have_names_of_their_own() -> None:
     found = names('recipe: lab\ngrid: {prompts.template_options.x: [true, "true", 1, "1", "one"]}')
     assert (found[0], found[2], found[4]) == ("x-true", "x-1", "x-one")
@@ -146,6 +157,8 @@ def test_values_that_look_alike_have_names_of_their_own() -> None:
         ("recipe: lab\ngrid: {objective.atention_weight: [1]}", r"did you mean objective.attention_weight\?"),
         ("recipe: lab\ngrid: {seed: [1]}", r"seed: unknown field; did you mean .*train.seed"),
         ("recipe: lab\ngrid: {objective: [1]}", "objective is a section; name a field of it, such as objective.token"),
+        ("recipe: lab\ngrid: {validation_data.lab: [1]}", "validation_data.lab is a section; name a field"),
+        ("recipe: lab\nset: {validation_data.no: null}\nruns: [lab]", "validation_data.no: got nothing"),
         ("recipe: lab\ngrid: {train.seed.x: [1]}", "train.seed is a field without parts"),
         ("recipe: lab\ngrid: {train.extra: [1]}", "train.extra is a mapping; name a key"),
         ("recipe: lab\ngrid: {name: [a]}", "name cannot be set in a sweep"),
@@ -487,6 +500,10 @@ def test_the_same_run_of_another_sweep_is_linked(tmp_path: Path) -> None:
         made(first, run, {"lab": [1]})
     other = sweep("recipe: lab\nruns: [base, {name: mine}, {name: longer, set: {train.max_steps: 50}}]")
     places = [Place(run, second) for run in other.runs]
+    found = [place.found_in(first) for place in places]
+    assert [path for path, _ in found] == [None, first / "lab", None]
+    assert [other and other.evaluation.name for _, other in found] == ["lab-base.evaluation", "lab.evaluation", None]
+    assert not list(second.iterdir())
     linked = [place.reuse(first) for place in places]
     assert linked == [[str(first / "lab-base.evaluation")], [str(first / "lab"), str(first / "lab.evaluation")], []]
     assert [place.next() for place in places] == [None, None, "train"]

@@ -2,8 +2,8 @@
 
     python results/arithmetic/tables.py
 
-Intervals are 95 %, by the package's bootstrap over problems; differences are paired on the same problems. Evaluations of
-the second and third seed were cut short: theirs are the problems with all four answers.
+Intervals are 95 %, by the package's bootstrap over problems; differences are paired on the same problems. Evaluations
+of the second and third seed were cut short: theirs are the problems with all four answers.
 """
 
 import gzip

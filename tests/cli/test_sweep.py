@@ -109,6 +109,18 @@ def test_it_survives_interruption(three: CommandLine, how: signal.Signals) -> No
     assert [(folder / name / "called-0").read_text().split()[1] for name in NAMES] == ["True", "True", "False"]
 
 
+def test_what_another_sweep_has_is_told_before_it_is_linked(three: CommandLine) -> None:
+    assert three(*TRAIN, "--only", NAMES[1])[0] == 0
+    again = (*TRAIN, "--output", "other", "--reuse", "sweeps/three")
+    code, text, _ = three(*again, "--dry-run")
+    assert (code, (three.folder / "other").exists()) == (0, False)
+    first, second, third = text.splitlines()[1:]
+    assert f"trained: sweeps/three/{NAMES[1]}  (" in second
+    assert all("train 20 steps  (" in line for line in (first, third))
+    code, _, errors = three(*again)
+    assert (code, f"{NAMES[1]}: from sweeps/three/{NAMES[1]}" in errors) == (0, True), errors
+
+
 def test_one_run_alone_as_a_task_of_a_cluster(three: CommandLine) -> None:
     code, output, _ = three(*TRAIN, "--only", NAMES[1])
     assert (code, output) == (0, "")

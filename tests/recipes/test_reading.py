@@ -24,6 +24,19 @@ def test_a_file_extends_a_recipe_or_a_file_beside_it(tmp_path: Path) -> None:
     assert (config.train.max_steps, config.train.seed, config.objective.attention_weight) == (7, 1, 0)
 
 
+def test_null_takes_a_parents_validation_set_away(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "extends: gsm8k-0.5b\nvalidation_data: {gsm8k: null, mine: {source: mine.jsonl}}\n", encoding="utf-8"
+    )
+    assert list(load_recipe(str(tmp_path / "a.yaml")).config().validation_data) == ["mine"]
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\nvalidation_data: {gsm8k: null}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="validation_data.gsm8k: got nothing"):
+        load_recipe(str(tmp_path / "b.yaml")).config()  # there is none any more
+    (tmp_path / "c.yaml").write_text("validation_data: {mine: null}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="validation_data.mine: got nothing"):
+        load_recipe(str(tmp_path / "c.yaml")).config()
+
+
 def test_evaluation_settings_are_inherited_and_checked(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: base-qwen3-4b\nevaluate: {samples: 4}\n")
     child = load_recipe(str(tmp_path / "a.yaml"))

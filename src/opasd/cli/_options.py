@@ -13,7 +13,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from opasd.config import RunConfig
-from opasd.recipes import Recipe, load_recipe, merged
+from opasd.recipes import Recipe, laid_over, load_recipe, merged
 from opasd.recipes.checking import as_section, leaves, to_config
 from opasd.recipes.reading import parse_value
 
@@ -55,7 +55,7 @@ def _parse(
     below = recipe.config() if base is None else base
     rest, free = _take_mappings(args)
     if free:
-        below = to_config(merged(below.model_dump(), free), "command line")
+        below = to_config(laid_over(below.model_dump(), free), "command line")
     options = tyro.cli(
         kind,
         args=list(_tidy(rest)),

@@ -94,13 +94,13 @@ def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tupl
         errors = [] if place.run.evaluate_only else plan(place.run.config, processes)["errors"]
         if errors and not place.trained():
             raise ConfigError(f"{place.run.name} cannot run:\n  " + "\n  ".join(errors))
-    if options.dry_run:
-        sys.stdout.write(_dry_run(sweep, chosen, folder))
-        return 0
-    machine = Machine(options.jobs or 1, gpus, options.gpus_per_run)
     for source in options.reuse:
         if not source.is_dir():
             raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
+    if options.dry_run:
+        sys.stdout.write(_dry_run(sweep, chosen, folder, options.reuse))
+        return 0
+    machine = Machine(options.jobs or 1, gpus, options.gpus_per_run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for place in chosen if options.retry else ():
@@ -158,16 +158,23 @@ def _finish(sweep: "Sweep", places: "list[Place]", folder: Path, failed: dict[st
     return 0
 
 
-def _dry_run(sweep: "Sweep", places: "list[Place]", folder: Path) -> str:
-    trained = [place.run.settings for place in places if not place.run.evaluate_only] or [{}]
-    common = {field: value for field, value in trained[0].items() if all(s.get(field) == value for s in trained)}
+def _dry_run(sweep: "Sweep", places: "list[Place]", folder: Path, sources: list[Path]) -> str:
+    settings = [place.run.settings for place in places if not place.run.evaluate_only] or [{}]
+    common = {field: value for field, value in settings[0].items() if all(s.get(field) == value for s in settings)}
     width = max(len(place.run.name) for place in places)
     lines = [f"{sweep.name}: {len(places)} runs in {folder}", *([f"  all: {_settings(common)}"] if common else [])]
     for place in places:
         run, todo = place.run, []
-        if not place.trained():
+        found = [place.found_in(source) for source in sources]
+        trained = next((path for path, _ in found if path), None)
+        evaluated = next((other.evaluation for _, other in found if other), None)
+        if trained:
+            todo.append(f"trained: {trained}")
+        elif not place.trained():
             todo.append("go on with training" if place.begun() else f"train {run.config.train.max_steps} steps")
-        if run.evaluate is not None and not place.evaluated():
+        if evaluated:
+            todo.append(f"evaluated: {evaluated}")
+        elif run.evaluate is not None and not place.evaluated():
             todo.append(f"evaluate {', '.join(run.evaluate.benchmarks)}".strip())
         if (message := place.mistake()) is not None:
             todo = [f"failed before: {message}"]

@@ -114,7 +114,7 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
         except ConfigError as error:
             raise ConfigError(f"{path}: extends: {error}") from None
         parent = _load(found, (*children, path.resolve()))
-        values = merged(parent.values, values)
+        values = laid_over(parent.values, values)
         parents = (parent.name, *parent.parents)
         only = parent.evaluate_only if only is None else only
         if parent.evaluate is not None:
@@ -123,6 +123,17 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
     return Recipe(
         path.stem, str(path), text, values, description.strip(), expects, evaluate, bool(only), parents, group
     )
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values with others over them; null takes a set of validation problems away that was there."""
+    values = merged(below, above)
+    before, sets = (part.get("validation_data") for part in (below, values))
+    if isinstance(before, Mapping) and isinstance(sets, Mapping):
+        values["validation_data"] = {
+            name: data for name, data in sets.items() if data is not None or name not in before
+        }
+    return values
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

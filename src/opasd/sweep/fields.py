@@ -29,7 +29,9 @@ def kind_of(field: str, root: type[Section] = RunConfig, prefix: str = "") -> An
         raise ConfigError(f"{field} cannot be set in a sweep: {OURS[field]}")
     kind: Any = root
     parts = field.split(".")
+    named = False  # as a key of a mapping is, which null takes away
     for place, part in enumerate(parts):
+        named = get_origin(kind) is dict
         if section := as_section(kind):
             known = section.model_fields.get(part)
             if known is None:
@@ -40,20 +42,24 @@ def kind_of(field: str, root: type[Section] = RunConfig, prefix: str = "") -> An
             kind = get_args(kind)[1]
         else:
             raise ConfigError(f"{field}: unknown field; {'.'.join(parts[:place])} is a field without parts")
-    if section := as_section(kind):
-        raise ConfigError(
-            f"{field} is a section; name a field of it, such as {field}.{next(iter(section.model_fields))}"
-        )
+    if as_section(kind) and not named:
+        raise _is_a_section(field, kind)
     if get_origin(kind) is dict:
         raise ConfigError(f"{field} is a mapping; name a key of it, such as {field}.KEY")
     return kind
 
 
 def check_value(field: str, value: Any) -> None:
-    """Refuse a text that `opasd train` would take for no text."""
+    """Refuse a text that `opasd train` would take for no text, and anything but null in place of a section."""
     kind = kind_of(field)
+    if as_section(kind) and value is not None:
+        raise _is_a_section(field, kind)
     if isinstance(value, str) and value.lower() in NO_TEXT and {str, NoneType} <= set(get_args(kind)):
         raise ConfigError(f"{field}: the text {value!r} cannot be told from null on a command line; give another text")
+
+
+def _is_a_section(field: str, section: type[Section]) -> ConfigError:
+    return ConfigError(f"{field} is a section; name a field of it, such as {field}.{next(iter(section.model_fields))}")
 
 
 def nested(settings: Settings) -> dict[str, Any]:

@@ -116,27 +116,33 @@ class Place:
         staged.write_text(json.dumps(state, indent=1), encoding="utf-8")
         staged.replace(self._state)
 
-    def reuse(self, folder: Path) -> list[str]:
-        """Link what another sweep's folder has of this very run instead of making it again: what was linked."""
-        linked = []
+    def found_in(self, folder: Path) -> "tuple[Path | None, Place | None]":
+        """What another sweep's folder has of this very run and this does not: the run, and whose evaluation it is."""
+        run = None
         if not self.run.evaluate_only and not self.path.exists():
             wanted = with_absolute_paths(self.run.config)
             finished = (path.parents[1] for path in sorted(folder.glob("*/final/README.md")))
             whole = (path for path in finished if (path / "config.yaml").is_file())
-            if same := next((path for path in whole if not differing(RunFolder.open(path).config, wanted)), None):
-                self.path.symlink_to(same.resolve())
-                linked.append(str(same))
-        if self.evaluation.exists() or not self.trained():
-            return linked
+            run = next((path for path in whole if not differing(RunFolder.open(path).config, wanted)), None)
+        if self.evaluation.exists() or not (run or self.trained()):
+            return run, None
         for state in sorted((folder / "state").glob("*.json")):
             other = Place(replace(self.run, name=state.stem), folder)
             same = other.state().get("evaluate", {}).get("settings") == self._settings("evaluate")
-            mine = self.run.evaluate_only or other.path.resolve() == self.path.resolve()
+            mine = self.run.evaluate_only or other.path.resolve() == (run or self.path).resolve()
             if same and mine and other.evaluated():
-                self.evaluation.symlink_to(other.evaluation.resolve())
-                self._write(self.state() | {"evaluate": other.state()["evaluate"]})
-                return [*linked, str(other.evaluation)]
-        return linked
+                return run, other
+        return run, None
+
+    def reuse(self, folder: Path) -> list[str]:
+        """Link what another sweep's folder has of this very run instead of making it again: what was linked."""
+        run, other = self.found_in(folder)
+        if run:
+            self.path.symlink_to(run.resolve())
+        if other:
+            self.evaluation.symlink_to(other.evaluation.resolve())
+            self._write(self.state() | {"evaluate": other.state()["evaluate"]})
+        return [str(path) for path in (run, other and other.evaluation) if path]
 
     def check(self) -> None:
         """Refuse a folder that was made with other settings."""

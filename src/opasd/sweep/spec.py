@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from opasd.config import RunConfig, Section
 from opasd.errors import ConfigError
-from opasd.recipes import Recipe, load_recipe, merged, recipe_names
+from opasd.recipes import Recipe, laid_over, load_recipe, merged, recipe_names
 from opasd.recipes.checking import explain, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
 from opasd.recipes.reading import parse_value, read_yaml
@@ -267,7 +267,7 @@ def _runs(
     label = entry.label or (row if not entry.name and not entry.set else "") or entry.name or name
     for seed in (None,) if only else seeds or (None,):
         own = settings if seed is None else {**settings, SEED: seed}
-        values = merged(recipe.values, nested(own))
+        values = laid_over(recipe.values, nested(own))
         config = to_config(values, f"{where} ({name})")
         untouched = to_config(merged(values, {"train": {"seed": recipe.config().train.seed}}), where) == recipe.config()
         yield Planned(
