@@ -41,7 +41,7 @@ PAPER = ("main", "divergence", "lambda", "layers", "handling", "clipping", "obje
 
 
 def test_every_table_of_the_paper_has_a_sweep_for_its_models_and_one_for_the_lab() -> None:
-    others = {"teachers", "lab-teachers", "families", "gsm8k"}
+    others = {"teachers", "lab-teachers", "families", "gsm8k", "arithmetic"}
     assert {*PAPER, *(f"lab-{name}" for name in PAPER), *others} == set(sweep_names())
     for name in PAPER:
         paper, lab = load_sweep([name]), load_sweep([f"lab-{name}"])

@@ -158,10 +158,15 @@ def test_the_embedded_task_has_splits_of_its_own_and_knows_nothing_else():
     assert all(name.startswith("lab-train-") for name in ids("train"))
     assert all(name.startswith("lab-validation-") for name in ids("train", "validation"))
     assert all(name.startswith("lab-test-") for name in ids("test", "validation"))
-    with pytest.raises(ConfigError, match="has the splits train, validation and test, got 'dev'"):
+    with pytest.raises(ConfigError, match="has the splits train, validation, test, got 'dev'"):
         ids("dev")
     with pytest.raises(ConfigError, match="knows no max_question_chars, revision; leave that out"):
         training.problems(DataConfig(source="lab", revision="v1", max_question_chars=9), "train")
+    with pytest.raises(ConfigError, match="data source arithmetic is made by code and knows no seed; leave that out"):
+        training.problems(DataConfig(source="arithmetic", seed=1), "train")
+    assert [p.id for p in training.problems(DataConfig(source="arithmetic", sample=1), "validation")] == [
+        "arithmetic/validation/1"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,15 @@ from opasd.evaluation.statistics import estimate
 HERE = Path(__file__).parent
 SWEEP = HERE / "objectives"
 SEEDS = (1, 42, 123)
+KEYS = (
+    "rollout/accuracy",
+    "rollout/length_mean",
+    "token/divergence",
+    "attention/divergence",
+    "attention/solution_mass",
+)
+LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \d+\\\)\.$", re.MULTILINE)
+"""A step of a solution."""
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -62,11 +71,31 @@ def trained(name: str) -> str:
         for key, value in row.items()
         if re.fullmatch(r"validation/arithmetic/avg@\d+", key)
     ]
-    for key in ("rollout/accuracy", "rollout/length_mean", "token/divergence", "attention/divergence"):
+    for key in KEYS:
         if key in steps[0]:
             first, last = (np.mean([row[key] for row in part]) for part in (steps[:3], steps[-8:]))
             cells.append(f"{key} {first:.4g} → {last:.4g}")
     return ", ".join(cells)
+
+
+def form(text: str) -> str:
+    """How an answer is written: as the solutions are, with code, or otherwise."""
+    return "solution's form" if len(LINE.findall(text)) >= 4 else "code" if "```" in text else "other"
+
+
+def forms(name: str) -> dict[str, tuple[float, float]]:
+    """Of the answers whose text was kept: each form's share and how many of its answers are right."""
+    rows = [row for row in rows_of(SWEEP / f"{name}.evaluation" / "samples.jsonl.gz") if "text" in row]
+    found: dict[str, list[bool]] = {}
+    for row in rows:
+        found.setdefault(form(row["text"]), []).append(row["verdict"] == "correct")
+    told = np.mean(["reference" in row["text"].lower() for row in rows])
+    cells = {kind: (len(right) / len(rows), float(np.mean(right))) for kind, right in sorted(found.items())}
+    shown_cells = ", ".join(
+        f"{kind} {100 * share:.0f} % ({100 * right:.0f} % right)" for kind, (share, right) in cells.items()
+    )
+    print(f"{name}, {len(rows)} first answers: {shown_cells}; {100 * told:.0f} % speak of a reference")
+    return cells
 
 
 def main() -> None:
@@ -95,6 +124,11 @@ def main() -> None:
             f"{name}: {np.mean(means):.1f} ± {np.std(means, ddof=1):.1f} over seeds on {len(common)} problems, against "
             f"base {shown(gains, '+')}"
         )
+    plain = forms("base")
+    for path in sorted(SWEEP.glob("*-seed-*.evaluation")):
+        name = path.name.removesuffix(".evaluation")
+        expected = sum(share * plain.get(kind, (0, 0))[1] for kind, (share, _) in forms(name).items())
+        print(f"    in its forms, each with the base's accuracy: {100 * expected:.1f}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ class DataConfig(Section):
     """Where the problems come from and which of them are used."""
 
     source: str = "siyanzhao/Openthoughts_math_30k_opsd"
-    """A data set on the Hugging Face hub, a local folder of the same form, or a jsonl, json, parquet or csv file."""
+    """A data set on the Hugging Face hub, a local folder of the same form, a jsonl, json, parquet or csv file, or an
+    embedded task: `lab` or `arithmetic`."""
     revision: str | None = None
     """Commit, tag or branch of a hub data set. Unset: the newest commit, whose hash is recorded with the run."""
     subset: str | None = None

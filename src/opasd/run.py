@@ -27,6 +27,7 @@ from typing import Any, Self
 
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.lab.tasks import TASKS
 from opasd.recipes.checking import to_config
 from opasd.recipes.reading import read_yaml, write_yaml
 
@@ -226,7 +227,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
     def full(source: str) -> str:
         path = Path(source).expanduser()
-        return str(path.absolute()) if source != "lab" and source and path.exists() else source
+        return str(path.absolute()) if source not in TASKS and source and path.exists() else source
 
     values = config.model_dump()
     values["model"]["name_or_path"] = full(config.model.name_or_path)

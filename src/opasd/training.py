@@ -28,6 +28,7 @@ from opasd.card import model_card
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError
+from opasd.lab.tasks import TASKS, Split, make_problems, own_split
 from opasd.records import Records
 from opasd.run import check_disk
 from opasd.trainer import OPASDTrainer
@@ -155,20 +156,16 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
     return get_peft_model(model, lora)
 
 
-def problems(config: DataConfig, lab_split: Literal["train", "validation", "test"]) -> list[Problem]:
-    """The problems of a data section; the embedded task's own split for `source: lab`."""
-    if config.source != LAB:
+def problems(config: DataConfig, needed: Split) -> list[Problem]:
+    """The problems of a data section; of an embedded task the split of its own for what they are needed for."""
+    if config.source not in TASKS:
         return list(load_problems(config=config))
-    from opasd.lab.task import DEFAULT_PROBLEMS, make_problems
-
-    if config.split not in ("train", "validation", "test"):
-        raise ConfigError(f"data source lab has the splits train, validation and test, got {config.split!r}")
-    unused = config.model_dump(exclude={"source", "split", "sample", "seed", "on_bad_row"})
+    split = own_split(config.source, config.split, needed)
+    known = {"source", "split", "sample", "on_bad_row"} | ({"seed"} if config.source == LAB else set())
     default = DataConfig().model_dump()
-    if odd := sorted(name for name, value in unused.items() if value != default[name]):
-        raise ConfigError(f"data source lab is made by code and knows no {', '.join(odd)}; leave that out")
-    split = lab_split if config.split == "train" else config.split
-    return make_problems(split, config.sample or DEFAULT_PROBLEMS, config.seed)
+    if odd := sorted(name for name, value in config.model_dump(exclude=known).items() if value != default[name]):
+        raise ConfigError(f"data source {config.source} is made by code and knows no {', '.join(odd)}; leave that out")
+    return make_problems(config.source, split, config.sample, config.seed)
 
 
 def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:

@@ -10,9 +10,11 @@ import pytest
 from opasd.cli._plan import arithmetic
 from opasd.config import RunConfig
 from opasd.data import Problem, load_problems
+from opasd.evaluation.benchmarks import find_benchmarks, load
 from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_yaml, read_yaml
+from opasd.training import problems
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
 FACTS = Path(__file__).parents[2] / "src" / "opasd" / "report" / "facts" / "paper.yaml"
@@ -145,10 +147,29 @@ def test_the_lab_is_small(name: str) -> None:
     assert (config.model.name_or_path, config.data.source) == ("lab", "lab")
 
 
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.group == "small"])
+SMALL = [name for name, recipe in RECIPES.items() if recipe.group == "small"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_recipes_have_the_same_batch(name: str) -> None:
+    assert arithmetic(RECIPES[name].config(), 1)["problems_per_step"] == 64
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("arithmetic")])
+def test_arithmetic_is_trained_validated_and_evaluated_on_different_problems(name: str) -> None:
+    config, evaluation = RECIPES[name].config(), RECIPES[name].evaluation()
+    (held,) = config.validation_data.values()
+    assert evaluation is not None
+    (tested,) = find_benchmarks(list(evaluation.benchmarks))
+    parts = [problems(config.data, "train"), problems(held, "validation"), load(tested).problems]
+    questions = [problem.question for part in parts for problem in part]
+    assert [len(part) for part in parts] == [4096, 400, 1000]
+    assert len(set(questions)) == 5496
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("gsm8k")])
 def test_small_recipes_hold_problems_out_to_choose_settings_by(name: str) -> None:
     config = RECIPES[name].config()
-    assert arithmetic(config, 1)["problems_per_step"] == 64
     held = config.validation_data["gsm8k"]
     assert (held.rows, config.data.rows) == (":400", "400:")
     assert held.model_copy(update={"rows": config.data.rows}) == config.data

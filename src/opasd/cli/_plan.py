@@ -12,7 +12,7 @@ from typing import Any
 
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError
-from opasd.lab.task import DEFAULT_PROBLEMS
+from opasd.lab.tasks import TASKS, own_split, size
 from opasd.wording import Wordings
 
 LAB = "lab"
@@ -105,8 +105,12 @@ def _model(config: RunConfig) -> dict[str, Any]:
 def _data(key: str, config: DataConfig) -> dict[str, Any]:
     source = config.source
     found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split}
-    if source == LAB:
-        return found | {"problems": config.sample or DEFAULT_PROBLEMS}
+    if source in TASKS:
+        try:
+            split = own_split(source, config.split, "validation" if key.startswith("validation_data") else "train")
+        except ConfigError as error:
+            return found | {"problems": 0, "error": f"{key}: {error}"}
+        return found | {"problems": size(source, split, config.sample)}
     path = Path(source).expanduser()
     found["problems"] = _at_most(config, None)
     if source and path.is_dir():

@@ -162,7 +162,7 @@ def _list(*, as_json: bool) -> int:
     for entry in entries.values():
         where = entry.source + (f" at {entry.revision[:12]}" if entry.revision else "")
         sys.stdout.write(
-            f"{entry.name:<8} {entry.title:<30} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
+            f"{entry.name:<10} {entry.title:<32} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
         )
     return 0
 

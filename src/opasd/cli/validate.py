@@ -86,7 +86,7 @@ def _page(config: RunConfig, found: dict[str, Any]) -> str:
 def _source(load: dict[str, Any]) -> str:
     match load["kind"]:
         case "embedded":
-            return "the embedded one"
+            return f"{load['source']}, embedded"
         case "hub":
             where = "in the cache" if load["cached"] else "to be fetched"
             return f"{load['source']} on the hub, revision {load['revision'] or 'newest'}, {where}"

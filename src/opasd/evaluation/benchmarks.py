@@ -23,12 +23,12 @@ from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, DataError
 from opasd.evaluation.grading import AnswerKind
+from opasd.lab.tasks import TASKS, make_problems
 from opasd.recipes.checking import explain
 from opasd.recipes.reading import read_yaml
 from opasd.sources import Origin, files_by_split, listing, rows_of
 from opasd.wording import Wording
 
-LAB = "lab"
 PACKAGED = Path(__file__).with_name("benchmarks.yaml")
 DATA_DIR = "OPASD_DATA_DIR"
 """Environment variable with the folder of local copies."""
@@ -47,7 +47,7 @@ class Benchmark(Section):
     title: str = ""
     """What a table calls it."""
     source: str
-    """A data set on the hub, a file, a folder, or `lab`."""
+    """A data set on the hub, a file, a folder, or an embedded task."""
     revision: str | None = None
     """Commit of a hub data set. Unset: the newest, whose hash is recorded."""
     subset: str | None = None
@@ -94,7 +94,7 @@ class LoadedBenchmark:
     benchmark: Benchmark
     problems: tuple[Problem, ...]
     source: str
-    """What was read: a path, a hub name or `lab`."""
+    """What was read: a path, a hub name or an embedded task."""
     revision: str | None
     """The commit that was read, of the hub."""
 
@@ -183,8 +183,8 @@ def _find(name: str, known: Mapping[str, Benchmark]) -> list[Benchmark]:
 
 def load(entry: Benchmark, data_dir: Path | None = None, limit: int | None = None) -> LoadedBenchmark:
     """The benchmark's problems, the first `limit` of them; from `data_dir` where it has a copy."""
-    if entry.source == LAB:
-        return LoadedBenchmark(entry, tuple(_lab_problems(entry, limit)), LAB, None)
+    if entry.source in TASKS:
+        return LoadedBenchmark(entry, tuple(_embedded(entry, limit)), entry.source, None)
     local = _local_copy(entry, data_dir) or _existing(entry.source)
     columns = ColumnConfig(question=entry.question, solution=None, answer=entry.answer)
     config = DataConfig(source=entry.source, revision=entry.revision, subset=entry.subset, split=entry.split)
@@ -209,10 +209,8 @@ def load(entry: Benchmark, data_dir: Path | None = None, limit: int | None = Non
     return LoadedBenchmark(entry, tuple(problems[:limit]), config.source, found.report.revision)
 
 
-def _lab_problems(entry: Benchmark, limit: int | None) -> list[Problem]:
-    from opasd.lab.task import make_problems
-
-    problems = make_problems("test", min(limit or 10**9, entry.problems or 1200), 0)
+def _embedded(entry: Benchmark, limit: int | None) -> list[Problem]:
+    problems = make_problems(entry.source, "test", min(limit or 10**9, entry.problems or 1200))
     return [dataclasses.replace(problem, solution="") for problem in problems]
 
 

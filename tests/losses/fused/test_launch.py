@@ -1,9 +1,9 @@
 """Launches by a table of what kernels were compiled for."""
 
+from itertools import product
+
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 from triton.backends.nvidia.compiler import CUDABackend
@@ -11,20 +11,36 @@ from triton.runtime.jit import native_specialize_impl
 
 from opasd.losses.fused.launch import described, launch
 
-STORES = {dtype: torch.zeros(64, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int64)}
-integers = st.one_of(
-    st.integers(-40, 40), st.integers(-(2**62), 2**62), st.integers(-(2**40), 2**40).map(lambda n: n * 16)
-)
-tensors = st.builds(lambda dtype, begin: STORES[dtype][begin:], st.sampled_from(list(STORES)), st.integers(0, 20))
-arguments = st.one_of(integers, st.floats(), st.booleans(), st.none(), tensors)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64)
+TENSORS = [torch.zeros(64, dtype=dtype)[begin:] for dtype in DTYPES for begin in (0, 1, 2, 4, 8, 16)]
+EDGES = [edge + more for edge in (0, 2**31, -(2**31), 2**63, -(2**63), 48) for more in (-16, -1, 0, 1, 16)]
+INTEGERS = sorted(number for number in EDGES if -(2**63) <= number < 2**64)
+ARGUMENTS = [*TENSORS, *INTEGERS, 1, 17, 0.0, 1.0, 16.0, True, False, None]
+SETTINGS = {"SIZE": 8, "WIDE": True, "num_warps": 4}
 
 
-@given(arguments, arguments)
-def test_what_triton_compiles_differently_for_is_described_differently(one, other):
-    if described(one) == described(other):
-        for specialise, align in ((True, True), (False, False)):
-            mine, theirs = (native_specialize_impl(CUDABackend, x, False, specialise, align) for x in (one, other))
-            assert mine == theirs
+def compiled_for(argument):
+    """What Triton tells one argument from another by, with and without its alignment and value."""
+    ways = ((True, True), (True, False), (False, False))
+    return [native_specialize_impl(CUDABackend, argument, False, *way) for way in ways]
+
+
+def test_what_triton_compiles_differently_for_is_described_differently():
+    known = [(described(argument), compiled_for(argument)) for argument in ARGUMENTS]
+    for (mine, theirs), (my_other, their_other) in product(known, known):
+        assert mine != my_other or theirs == their_other
+
+
+def test_aligned_and_other_sizes_share_a_description():
+    assert described(torch.zeros(3)) == described(torch.zeros(9, 9))
+    assert described(32) == described(4096)
+    assert described(33) == described(35)
+    assert described(0.5) == described(-3.0)
+
+
+def test_what_no_kernel_takes_is_refused():
+    with pytest.raises(TypeError, match="got tuple"):
+        described((1, 2))  # pyright: ignore[reportArgumentType]
 
 
 class Kernel:
@@ -51,35 +67,41 @@ class Compiled:
         return lambda *arguments: self.launched.append((grid, arguments, self.constants))
 
 
-def test_a_second_launch_takes_the_compiled_kernel_with_its_own_arguments():
+@pytest.mark.parametrize(("grid", "whole"), [((5,), (5, 1, 1)), ((5, 2), (5, 2, 1)), ((5, 2, 3), (5, 2, 3))])
+def test_a_second_launch_takes_the_compiled_kernel_with_its_own_arguments(grid, whole):
     kernel, x = Kernel(), torch.zeros(32)
-    launch(kernel, (3,), x, 48, 0.5, SIZE=8, WIDE=True, num_warps=4)
+    launch(kernel, (3,), x, 48, 0.5, **SETTINGS)
     assert not kernel.launched
-    launch(kernel, (5, 2), x, 64, 0.25, SIZE=8, WIDE=True, num_warps=4)
-    ((grid, arguments, constants),) = kernel.launched
-    assert grid == (5, 2, 1)
+    launch(kernel, grid, x, 64, 0.25, **SETTINGS)
+    ((seen, arguments, constants),) = kernel.launched
+    assert seen == whole
     assert arguments[0] is x
     assert arguments[1:] == (64, 0.25, True, 8)
-    assert constants == {"SIZE": 8, "WIDE": True, "num_warps": 4}
+    assert constants == SETTINGS
     assert len(kernel.compiled) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "constants"),
     [
-        ((torch.zeros(32)[1:], 48, 0.5), {"SIZE": 8, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32, dtype=torch.bfloat16), 48, 0.5), {"SIZE": 8, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32), 49, 0.5), {"SIZE": 8, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32), 1, 0.5), {"SIZE": 8, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32), 2**40, 0.5), {"SIZE": 8, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32), 48, None), {"SIZE": 8, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32), 48, 0.5), {"SIZE": 16, "WIDE": True, "num_warps": 4}),
-        ((torch.zeros(32), 48, 0.5), {"SIZE": 8, "WIDE": True, "num_warps": 8}),
+        ((torch.zeros(32)[1:], 49, 0.5), SETTINGS),
+        ((torch.zeros(32, dtype=torch.bfloat16), 49, 0.5), SETTINGS),
+        ((torch.empty(32, device="meta"), 49, 0.5), SETTINGS),
+        ((torch.zeros(32), 48, 0.5), SETTINGS),
+        ((torch.zeros(32), 1, 0.5), SETTINGS),
+        ((torch.zeros(32), 2**40 + 1, 0.5), SETTINGS),
+        ((torch.zeros(32), 49, None), SETTINGS),
+        ((torch.zeros(32), 49, 2), SETTINGS),
+        ((torch.zeros(32), 49, 0.5), SETTINGS | {"SIZE": 16}),
+        ((torch.zeros(32), 49, 0.5), SETTINGS | {"WIDE": 1}),
+        ((torch.zeros(32), 49, 0.5), SETTINGS | {"num_warps": 8}),
+        ((torch.zeros(32), 49, 0.5), {"SIZE": 8, "WIDE": True, "num_stages": 4}),
+        ((torch.zeros(32), 49, 0.5), {"WIDE": 8, "SIZE": True, "num_warps": 4}),
     ],
 )
 def test_anything_else_is_triton_s_to_find(arguments, constants):
     kernel = Kernel()
-    launch(kernel, (1,), torch.zeros(32), 48, 0.5, SIZE=8, WIDE=True, num_warps=4)
+    launch(kernel, (1,), torch.zeros(32), 49, 0.5, **SETTINGS)
     launch(kernel, (1,), *arguments, **constants)
     assert not kernel.launched
     assert len(kernel.compiled) == 2
@@ -88,15 +110,32 @@ def test_anything_else_is_triton_s_to_find(arguments, constants):
 def test_kernels_are_told_apart():
     one, other = Kernel(), Kernel()
     for kernel in (one, other, other):
-        launch(kernel, (1,), torch.zeros(32), 48, 0.5, SIZE=8, WIDE=True)
+        launch(kernel, (1,), torch.zeros(32), 48, 0.5, **SETTINGS)
     assert len(one.compiled) == len(other.compiled) == len(other.launched) == 1
     assert not one.launched
+
+
+def test_a_constant_that_is_missing_is_told_before_anything_runs():
+    kernel = Kernel()
+    with pytest.raises(KeyError, match="SIZE"):
+        launch(kernel, (1,), torch.zeros(32), 48, 0.5, WIDE=True)
+    assert not kernel.compiled
+
+
+def test_another_maker_s_gpu_has_tritons_own_launch(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    kernel = Kernel()
+    for _ in range(2):
+        launch(kernel, (1,), torch.zeros(32), 48, 0.5, **SETTINGS)
+    assert len(kernel.compiled) == 2
 
 
 def test_what_compiles_nothing_is_run_each_time():
     runs = []
 
     class Interpreted:
+        arg_names = ("X", "SIZE")
+
         def __getitem__(self, grid):
             return lambda *arguments, **constants: runs.append(grid)
 
