@@ -12,6 +12,8 @@ from accelerate import Accelerator
 
 from opasd import metrics as metrics_module
 from opasd.analysis.cost import CostModel
+from opasd.analysis.leaks import leak_pattern
+from opasd.config import PromptConfig
 from opasd.data import Problem
 from opasd.evaluation.answers import Answer
 from opasd.evaluation.grading import is_correct
@@ -94,6 +96,17 @@ def test_by_hand(window, accelerator):
         f"flops/{name}": value for name, value in cost.items()
     }
     assert all(isinstance(value, int | float) for value in found.values())
+
+
+def test_leaks_are_counted_where_the_wording_can_tell(accelerator):
+    made = [make(0, 3, "5"), make(1, 3, "5")]
+    texts = (r"As the reference solution says, \boxed{5}", r"\boxed{5}")
+    telling = Window(make_model("qwen3"), checkpointing=False, leak=leak_pattern(PromptConfig()))
+    start(telling, made, *texts)
+    assert finish(telling, accelerator)["rollout/leaks"] == 0.5
+    assert "rollout/leaks" not in finish(telling, accelerator)
+    answers = [answered(text, "5", problem=text) for text in texts]
+    assert validation_metrics("set", answers, 1, accelerator, telling.leak)["validation/set/leaks"] == 0.5
 
 
 def test_verdicts(window, accelerator):

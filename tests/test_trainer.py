@@ -577,7 +577,7 @@ def test_evaluating_first_does_not_count_as_a_run(tmp_path):
     method = {"validation": {"every": 0, "sampling": {"max_new_tokens": 3}}}
     trainer = make_trainer(tmp_path, method=method, max_steps=1)
     found = trainer.evaluate({"mine": PROBLEMS[:2]})
-    names = ("avg@1", "stderr", "length_mean", "truncated", "markers_per_1000")
+    names = ("avg@1", "stderr", "length_mean", "truncated", "markers_per_1000", "leaks")
     assert set(found) == {f"validation/mine/{name}" for name in names}
     trainer.train()
     assert trainer.state.global_step == 1

@@ -61,4 +61,5 @@ _ROWS = (
     ("response length", "rollout/length_mean", "{:.0f}"),
     ("truncated responses", "rollout/truncated", "{:.3f}"),
     ("epistemic markers per 1,000 tokens", "rollout/markers_per_1000", "{:.2f}"),
+    ("responses that speak of the teacher's context", "rollout/leaks", "{:.3f}"),
 )

@@ -4,6 +4,7 @@ Names: `rollout/…` of the sampled completions, `token/…` and `attention/…`
 `flops/…`. Everything is a mean over the minibatch's rollouts unless its name says otherwise.
 """
 
+import re
 import statistics
 import sys
 import time
@@ -30,9 +31,11 @@ from opasd.rollout.engine import Completion
 class Window:
     """The readings of one window of gradient accumulation, on one process."""
 
-    def __init__(self, model: nn.Module, *, checkpointing: bool) -> None:
+    def __init__(self, model: nn.Module, *, checkpointing: bool, leak: re.Pattern[str] | None = None) -> None:
         self.model = model
         self.checkpointing = checkpointing
+        self.leak = leak
+        """What tells that an answer speaks of the teacher's context."""
         self.spoiled = False
         """Whether NaN appeared and the step is to be dropped."""
         self._cost: CostModel | None = None
@@ -80,6 +83,7 @@ class Window:
                     "truncated": completion.finish_reason == "length",
                     "correct": self._verdicts[rollout.id],
                     "markers": count_markers(text).total(),
+                    "leak": self.leak is not None and self.leak.search(text) is not None,
                 }
             )
 
@@ -147,6 +151,8 @@ class Window:
         }
         if graded:
             metrics["rollout/accuracy"] = statistics.fmean(graded)
+        if self.leak and rows:
+            metrics["rollout/leaks"] = statistics.fmean(row["leak"] for row in rows)
         return metrics
 
     def _reset(self) -> None:
@@ -163,12 +169,14 @@ _PARTS = ("rollout", "teacher", "student", "update")
 now = time.perf_counter
 
 
-def validation_metrics(name: str, answers: list[Answer], samples: int, accelerator: Accelerator) -> dict[str, float]:
+def validation_metrics(
+    name: str, answers: list[Answer], samples: int, accelerator: Accelerator, leak: re.Pattern[str] | None = None
+) -> dict[str, float]:
     """Of one validation set: Avg@k over the problems with an answer, its standard error over them (their samples are
-    not independent), Pass@j for every j ≤ k, lengths and markers."""
+    not independent), Pass@j for every j ≤ k, lengths, markers and leaks."""
     mine = [
         (found.problem_id, found.correct, len(found.ids), found.finish_reason == "length",
-         count_markers(found.text).total())
+         count_markers(found.text).total(), leak is not None and leak.search(found.text) is not None)
         for found in answers
     ]  # fmt: skip
     gathered = gather_object(mine)
@@ -182,8 +190,9 @@ def validation_metrics(name: str, answers: list[Answer], samples: int, accelerat
         f"avg@{samples}": [correct for several in verdicts.values() for correct in several],
         "stderr": [statistics.stdev(shares) / len(shares) ** 0.5] if len(shares) > 1 else [],
         "length_mean": tokens,
-        "truncated": [cut for *_, cut, _ in gathered],
-        "markers_per_1000": [1000 * sum(count for *_, count in gathered) / sum(tokens)] if sum(tokens) else [],
+        "truncated": [cut for *_, cut, _, _ in gathered],
+        "markers_per_1000": [1000 * sum(count for *_, count, _ in gathered) / sum(tokens)] if sum(tokens) else [],
+        "leaks": [leaked for *_, leaked in gathered] if leak else [],
     }
     if samples > 1:
         measured |= {

@@ -37,6 +37,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd import lora
+from opasd.analysis.leaks import leak_pattern
 from opasd.choices import BadRow
 from opasd.config import DataConfig, OPASDConfig
 from opasd.data import Problem, load_problems
@@ -136,7 +137,9 @@ class OPASDTrainer(Trainer):
         self.stop_requested = False
         """Set from a signal handler: the run saves a checkpoint after the current step and ends."""
         self._scoring: tuple[Scorer, Layout] | None = None
-        self.window = Window(model, checkpointing=args.gradient_checkpointing)
+        self.window = Window(
+            model, checkpointing=args.gradient_checkpointing, leak=leak_pattern(self.config.prompts)
+        )  # fmt: skip
         self._staging: Path | None = None
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
@@ -321,7 +324,7 @@ class OPASDTrainer(Trainer):
                 mine, self.engine, self.builder, self.processing_class, settings.sampling,
                 samples=settings.samples, seed=settings.seed, thinking=settings.thinking,
             )  # fmt: skip
-            metrics |= validation_metrics(name, found, settings.samples, self.accelerator)
+            metrics |= validation_metrics(name, found, settings.samples, self.accelerator, self.window.leak)
         if self.is_world_process_zero():
             self.metrics_file.append({"step": self.state.global_step, **metrics})
         super().log(dict(metrics))

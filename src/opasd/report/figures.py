@@ -145,6 +145,11 @@ def dynamics(runs: Sequence[Run]) -> list[Figure]:
             caption="Rollouts that reached the token limit.", unless_zero=True,
         ),
         _curves(
+            runs, "leaks", "Rollouts that speak of the teacher's context", "rollout/leaks", "share", percent=True,
+            from_zero=True, caption="With a phrase of the teacher's wording that the student is not told.",
+            unless_zero=True,
+        ),
+        _curves(
             runs, "token-divergence", "Token divergence", "token/divergence", "nats", smooth=True, from_zero=True,
             caption="Between the teacher's and the student's next-token distributions, before clipping.",
         ),
@@ -520,6 +525,7 @@ def _measure_words(measure: str) -> tuple[str, str, bool]:
     known: dict[str, tuple[str, str, bool]] = {
         "length_mean": ("Response length", "tokens", False),
         "truncated": ("Truncated answers", "share", True),
+        "leaks": ("Answers that speak of the teacher's context", "share", True),
         "markers_per_1000": ("Markers", "per 1,000 tokens", False),
     }
     return known.get(measure, (measure.replace("_", " ").capitalize(), measure, False))
