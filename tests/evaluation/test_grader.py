@@ -106,6 +106,7 @@ def test_a_script_that_is_stopped_takes_its_workers_along(tmp_path, number):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     with process:
         assert process.stdout
