@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes.checking import leaves
-from opasd.run import RunFolder, check_disk, check_name, environment, repository, run_name
+from opasd.run import RunFolder, check_disk, check_name, environment, repository, run_name, with_absolute_paths
 
 
 def _config(folder: Path) -> RunConfig:
@@ -200,3 +200,21 @@ def test_no_field_of_the_configuration_is_masked() -> None:
     command = [word for path, _ in leaves() for word in (f"--{'.'.join(path)}".replace("_", "-"), "value")]
     command += [f"--{'.'.join(path)}=value" for path, _ in leaves()]
     assert environment(command)["command"] == command
+
+
+def test_names_of_embedded_things_are_no_paths_and_a_models_folder_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lab", "arithmetic"):
+        (tmp_path / name).mkdir()
+    config = RunConfig.model_validate(
+        {
+            "model": {"name_or_path": "arithmetic"},
+            "data": {"source": "arithmetic"},
+            "validation_data": {"a": {"source": "lab"}},
+        }
+    )
+    found = with_absolute_paths(config)
+    assert found.model.name_or_path == str(tmp_path / "arithmetic")
+    assert (found.data.source, found.validation_data["a"].source) == ("arithmetic", "lab")
+    lab = config.model_copy(update={"model": config.model.model_copy(update={"name_or_path": "lab"})})
+    assert with_absolute_paths(lab).model.name_or_path == "lab"

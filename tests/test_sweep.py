@@ -144,6 +144,13 @@ def test_null_takes_a_validation_set_away(tmp_path: Path) -> None:
     assert run.config.validation_data == {}
 
 
+def test_null_takes_a_validation_set_away_on_a_command_line_too() -> None:
+    _, _, config = parse(TrainOptions, ["lab", "--validation-data.lab", "null"], prog="opasd train", about="")
+    assert config.validation_data == {}
+    with pytest.raises(ConfigError, match="validation_data.no: got nothing"):
+        parse(TrainOptions, ["lab", "--validation-data.no", "null"], prog="opasd train", about="")
+
+
 def test_values_that_look_alike_have_names_of_their_own() -> None:
     found = names('recipe: lab\ngrid: {prompts.template_options.x: [true, "true", 1, "1", "one"]}')
     assert (found[0], found[2], found[4]) == ("x-true", "x-1", "x-one")

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from opasd.analysis.leaks import leak_pattern
+from opasd.config import PromptConfig
 from opasd.evaluation.statistics import estimate
 
 HERE = Path(__file__).parent
@@ -28,6 +30,8 @@ KEYS = (
 )
 LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \d+\\\)\.$", re.MULTILINE)
 """A step of a solution."""
+LEAK = leak_pattern(PromptConfig())
+assert LEAK is not None
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -89,12 +93,12 @@ def forms(name: str) -> dict[str, tuple[float, float]]:
     found: dict[str, list[bool]] = {}
     for row in rows:
         found.setdefault(form(row["text"]), []).append(row["verdict"] == "correct")
-    told = np.mean(["reference" in row["text"].lower() for row in rows])
+    told = np.mean([LEAK.search(row["text"]) is not None for row in rows])
     cells = {kind: (len(right) / len(rows), float(np.mean(right))) for kind, right in sorted(found.items())}
     shown_cells = ", ".join(
         f"{kind} {100 * share:.0f} % ({100 * right:.0f} % right)" for kind, (share, right) in cells.items()
     )
-    print(f"{name}, {len(rows)} first answers: {shown_cells}; {100 * told:.0f} % speak of a reference")
+    print(f"{name}, {len(rows)} first answers: {shown_cells}; {100 * told:.0f} % speak of the reference solution")
     return cells
 
 

@@ -225,14 +225,14 @@ def _exists(path: Path) -> ConfigError:
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Local sources by their full path, so that the run can be continued from any directory."""
 
-    def full(source: str) -> str:
+    def full(source: str, embedded: Sequence[str]) -> str:
         path = Path(source).expanduser()
-        return str(path.absolute()) if source not in TASKS and source and path.exists() else source
+        return str(path.absolute()) if source not in embedded and source and path.exists() else source
 
     values = config.model_dump()
-    values["model"]["name_or_path"] = full(config.model.name_or_path)
+    values["model"]["name_or_path"] = full(config.model.name_or_path, ("lab",))
     for data in (values["data"], *values["validation_data"].values()):
-        data["source"] = full(data["source"])
+        data["source"] = full(data["source"], TASKS)
     return RunConfig.model_validate(values)
 
 

@@ -1,15 +1,15 @@
 """The tasks that come with the package, by the name of their data source."""
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from opasd.errors import ConfigError
 from opasd.lab import arithmetic, task
+from opasd.lab.arithmetic import Split
 
 if TYPE_CHECKING:
     from opasd.data import Problem
 
 TASKS = ("lab", "arithmetic")
-Split = Literal["train", "validation", "test"]
 
 
 def own_split(source: str, split: str, needed: Split) -> Split:
