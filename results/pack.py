@@ -11,7 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-KEPT = {"config.yaml", "environment.json", "evaluation.json", "settings.json", "README.md"}
+KEPT = {"config.yaml", "environment.json", "settings.json", "README.md"}
+RECORDS = {"metrics.jsonl", "samples.jsonl", "evaluation.json"}
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+(?=[\w.-]+)")
 
 
@@ -23,7 +24,7 @@ def answers(text: str) -> str:
             row["tokens"] = len(ids)
         row.pop("seed", None)
         if row.get("sample"):
-            row.pop("text")
+            row.pop("text", None)
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
@@ -40,13 +41,13 @@ def main() -> None:
             continue
         if any(part.startswith(("checkpoint-", ".")) or part == "logs" for part in inner.parts):
             continue
-        records = path.name in ("metrics.jsonl", "samples.jsonl")
+        records = path.name in RECORDS
         if not records and path.name not in KEPT and not {"state", "tables"} & set(inner.parts):
             continue
         text = path.read_text(encoding="utf-8")
         if path.name == "samples.jsonl":
             text = answers(text)
-        elif not records:
+        elif path.suffix != ".jsonl":
             text = FOLDERS.sub("", text)
         to = target / inner
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def shown(values: Any, scale: float = 100, digits: int = 1, sign: str = "") -> s
 def answers(name: str, sweep: str = "objectives") -> tuple[np.ndarray, str]:
     """Each problem's share of right answers, and the rest of a row of the table."""
     folder = HERE / sweep / f"{name}.evaluation"
-    result = json.loads((folder / "evaluation.json").read_text())["results"][0]
+    result = json.loads(gzip.decompress((folder / "evaluation.json.gz").read_bytes()))["results"][0]
     right = np.array([one["correct"] / result["samples"] for one in result["per_problem"].values()])
     verdicts = result["verdicts"]
     boxed = verdicts["correct"] + verdicts["wrong"]

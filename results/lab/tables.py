@@ -31,7 +31,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def answers(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Whether each problem was answered right, and the tokens of each answer."""
-    record = json.loads((HERE / f"{name}.evaluation" / "evaluation.json").read_text())["results"][0]["per_problem"]
+    record = json.loads(gzip.decompress((HERE / f"{name}.evaluation" / "evaluation.json.gz").read_bytes()))["results"][
+        0
+    ]["per_problem"]
     problems = sorted(record)
     return np.array([record[p]["correct"] for p in problems], float), np.array([record[p]["tokens"] for p in problems])
 

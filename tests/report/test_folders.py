@@ -70,7 +70,8 @@ def test_gzipped_files_are_read_as_they_are(tmp_path):
     path, other = (make_run(tmp_path / folder, "one", steps=8, samples=6) for folder in "ab")
     evaluation = make_evaluation(tmp_path / "e", {"one": path})
     plain = make(read_runs([path, evaluation])).page.html()
-    for file in (path / "metrics.jsonl", path / "samples.jsonl", evaluation / "samples.jsonl"):
+    evaluated = [evaluation / name for name in ("samples.jsonl", "evaluation.json", "settings.json")]
+    for file in (path / "metrics.jsonl", path / "samples.jsonl", path / "environment.json", *evaluated):
         (file.parent / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
     assert make(read_runs([path, evaluation])).page.html() == plain
@@ -78,6 +79,9 @@ def test_gzipped_files_are_read_as_they_are(tmp_path):
     for damage, told in ((packed.read_bytes()[:-30], "cannot be read"), (b"no gzip", "Not a gzipped file")):
         packed.write_bytes(damage)
         assert any(note.startswith("metrics.jsonl cannot be read") and told in note for note in read_run(path).notes)
+    for damage in (gzip.compress(b"{}")[:-9], b"no gzip"):
+        (path / "environment.json.gz").write_bytes(damage)
+        assert any(note.startswith("environment.json cannot be read") for note in read_run(path).notes)
     (other / "metrics.jsonl.gz").write_bytes(b"a file that is there wins")
     assert read_run(other).notes == []
 

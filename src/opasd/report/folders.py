@@ -246,7 +246,8 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_evaluation(path: Path) -> bool:
-    return not _is_run(path) and any((path / name).exists() for name in ("evaluation.json", "settings.json"))
+    names = ("evaluation.json", "evaluation.json.gz", "settings.json", "settings.json.gz")
+    return not _is_run(path) and any((path / name).exists() for name in names)
 
 
 def _attach(runs: list[Run], answered: Run) -> None:
@@ -389,11 +390,12 @@ def _in_use(path: Path) -> bool:
 def _object(path: Path, run: Run, consequence: str) -> dict[str, Any]:
     """A JSON file with an object in it."""
     try:
-        found = json.loads(path.read_bytes().decode(errors="replace"))
+        with _open(path) as file:
+            found = json.loads(file.read().decode(errors="replace"))
     except FileNotFoundError:
         run.notes.append(f"{path.name} is missing: {consequence}")
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         run.notes.append(f"{path.name} cannot be read ({str(error)[:100]}): {consequence}")
         return {}
     if isinstance(found, dict):

@@ -1,0 +1,17 @@
+"""The training problems of `arithmetic`, each with the solution of the next: what a teacher's look at *any* solution does.
+
+    python results/arithmetic/others.py others.jsonl
+
+Answers stay the problems' own, so that rollouts are graded as ever.
+"""
+
+import json
+import sys
+
+from opasd.lab.arithmetic import SIZES, make_problems
+
+problems = make_problems("train", SIZES["train"])
+with open(sys.argv[1], "x") as file:
+    for problem, other in zip(problems, [*problems[1:], problems[0]], strict=True):
+        row = {"question": problem.question, "solution": other.solution, "answer": problem.answer}
+        file.write(json.dumps(row) + "\n")
