@@ -1,4 +1,4 @@
-"""The training problems of `arithmetic`, each with the solution of the next: what a teacher's look at *any* solution does.
+"""The training problems of `arithmetic`, each with the next one's solution: what the sight of *any* solution teaches.
 
     python results/arithmetic/others.py others.jsonl
 
