@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opasd import probe
+from opasd.analysis.leaks import leak_pattern
 from opasd.config import OPASDConfig, PromptConfig, RunConfig
 from opasd.data import Problem
 from opasd.errors import CaptureError, ConfigError, PromptError
@@ -17,6 +18,7 @@ from opasd.losses import token
 from opasd.losses.token import OutputHead, log_probabilities
 from opasd.probe import held_out, judge, with_others_references
 from opasd.prompts import PromptBuilder
+from opasd.rollout.engine import Completion
 from tests.models import attention_function, fast, make_model
 from tests.rollouts import make_rollouts
 from tests.training import TOKENIZER
@@ -152,6 +154,18 @@ def test_a_row_keeps_the_sums_of_each_tenth_of_its_tokens():
         assert sums == pytest.approx(threes + [sum(values[start : start + 2]) for start in range(18, 26, 2)])
         assert sum(sums) == pytest.approx(26 * row[name])
     assert probe._row(readings[1])["tenths"] == {}
+
+
+@pytest.mark.parametrize("prompts", [PromptConfig(), PromptConfig(reference="Hint: {solution}\n")])
+def test_a_reply_is_graded_and_searched_for_leaks(prompts):
+    pair = PromptBuilder(TOKENIZER, PromptConfig()).pair(Problem("How many?", "Five.", "5", "one"))
+    texts = {r"As the reference solution says, \boxed{5}.": (True, True), r"It is \boxed{4}.": (False, False)}
+    leak = leak_pattern(prompts)
+    for text, (correct, leaks) in texts.items():
+        completion = Completion(TOKENIZER.encode(text, add_special_tokens=False), "stop")
+        reply = probe._reply(TOKENIZER, probe.Asked("data", pair), pair.teacher_ids, 2, completion, leak)
+        told = leaks if leak else None
+        assert reply == probe.Reply("data", "one", 2, correct, "stop", len(completion.ids), told)
 
 
 def test_another_problems_reference_is_the_next_with_another_answer():

@@ -15,7 +15,7 @@ from opasd.evaluation.statistics import estimate
 from opasd.probe import Probe, Reply, Trajectory
 from opasd.probe_summary import summarise
 
-TEACHER = Reply("data", "p", 0, True, "stop", 7)
+TEACHER = Reply("data", "p", 0, True, "stop", 7, leaks=None)
 
 
 def answer(log_ratio, attention=None, *, control=None, correct=True, finish="stop"):
@@ -26,7 +26,7 @@ def answer(log_ratio, attention=None, *, control=None, correct=True, finish="sto
     if control is not None:
         reading["control"] = control
     reading = {name: [float(value) for value in values] for name, values in reading.items()}
-    return Trajectory("data", "p", 0, correct, finish, len(log_ratio), **probe._row(reading))
+    return Trajectory("data", "p", 0, correct, finish, len(log_ratio), None, **probe._row(reading))
 
 
 def summary_of(*problems):
@@ -271,3 +271,11 @@ def test_attention_that_was_not_measured_has_no_figure():
     assert (found["attention_verdict"], found["tenths"]["attention_divergence"]) == ("none", None)
     assert found["tenths"]["log_ratio"]["problems"] == 1
     assert summary_of([ROW])["log_ratio_wrong"] is None
+
+
+def test_leaks_are_shares_of_answers_where_the_wording_can_tell():
+    rows = [[replace(ROW, leaks=leak) for leak in leaks] for leaks in ((True, False), (False, False))]
+    found = summarise(Probe(rows, [replace(TEACHER, leaks=True), replace(TEACHER, leaks=False)]))
+    assert found["student"]["leaks"] == estimate([0.5, 0.0])._asdict()
+    assert found["teacher"]["leaks"] == estimate([1.0, 0.0])._asdict()
+    assert summary_of([ROW])["student"]["leaks"] is None

@@ -8,6 +8,7 @@ same with another problem's solution in view: likely answers are more often righ
 better solver by itself.
 """
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from opasd.analysis.leaks import leak_pattern
 from opasd.analysis.preference import tenths, top_share
 from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
@@ -59,6 +61,8 @@ class Reply:
     correct: bool
     finish_reason: FinishReason
     tokens: int
+    leaks: bool | None
+    """Whether it speaks of what only the teacher sees; None where the wording has no phrase to tell by."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +143,14 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: Progress) ->
     for place, reading in enumerate(readings):
         if others[place // samples] is not None:
             reading["control"] = next(found)["log_ratio"]
+    leak = leak_pattern(config.prompts)
     rows = [
-        Trajectory(**asdict(_reply(tokenizer, one, one.pair.student_ids, number, completion)), **_row(reading))
+        Trajectory(**asdict(_reply(tokenizer, one, one.pair.student_ids, number, completion, leak)), **_row(reading))
         for (one, number), completion, reading in zip(mine, answers, readings, strict=True)
     ]
     return Probe(
         [rows[start : start + samples] for start in range(0, len(rows), samples)],
-        [_reply(tokenizer, one, one.pair.teacher_ids, 0, c) for one, c in zip(asked, taught, strict=True)],
+        [_reply(tokenizer, one, one.pair.teacher_ids, 0, c, leak) for one, c in zip(asked, taught, strict=True)],
     )
 
 
@@ -303,9 +308,21 @@ def _row(reading: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _reply(
-    tokenizer: PreTrainedTokenizerBase, asked: Asked, prompt: Sequence[int], number: int, completion: Completion
+    tokenizer: PreTrainedTokenizerBase,
+    asked: Asked,
+    prompt: Sequence[int],
+    number: int,
+    completion: Completion,
+    leak: re.Pattern[str] | None,
 ) -> Reply:
-    problem = asked.pair.problem
+    problem, text = asked.pair.problem, readable(tokenizer, completion.ids)
     opened = THINK if opens_thinking(tokenizer, prompt) else ""
-    correct = is_correct(opened + readable(tokenizer, completion.ids), str(problem.answer))
-    return Reply(asked.section, problem.id, number, correct, completion.finish_reason, len(completion.ids))
+    return Reply(
+        section=asked.section,
+        problem=problem.id,
+        sample=number,
+        correct=is_correct(opened + text, str(problem.answer)),
+        finish_reason=completion.finish_reason,
+        tokens=len(completion.ids),
+        leaks=None if leak is None else leak.search(text) is not None,
+    )

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from opasd.analysis.preference import before_the_end, preference
 from opasd.evaluation.statistics import estimate
-from opasd.probe import IN_TENTHS, Probe, Trajectory
+from opasd.probe import IN_TENTHS, Probe, Reply, Trajectory
 
 Verdict = Literal["above", "below", "open", "too few", "none"]
 """Where a preference's interval lies beside 0.5; or that there are too few problems to say, or none at all."""
@@ -35,6 +35,7 @@ def summarise(found: Probe) -> dict[str, Any]:
                 "accuracy": _figure([statistics.fmean(row.correct for row in rows) for rows in several]),
                 "tokens": _figure([statistics.fmean(row.tokens for row in rows) for rows in several]),
                 "truncated": _figure([statistics.fmean(r.finish_reason == "length" for r in rows) for rows in several]),
+                "leaks": _figure([statistics.fmean(told) for rows in several if (told := _told(rows))]),
             }
             for role, several in replies.items()
         },
@@ -52,6 +53,10 @@ def summarise(found: Probe) -> dict[str, Any]:
         "log_ratio_wrong": _figure(_by_problem(found.student, "log_ratio", lambda row: not row.correct)),
         **{name: _figure(_by_problem(found.student, name)) for name in _FIGURES},
     }
+
+
+def _told(rows: Sequence[Reply]) -> list[bool]:
+    return [row.leaks for row in rows if row.leaks is not None]
 
 
 def _sides(

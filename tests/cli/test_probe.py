@@ -117,6 +117,7 @@ def test_the_figures_are_those_of_the_rows(probed):
         assert summary[role]["tokens"]["mean"] == pytest.approx(by_problem(several, "tokens"))
         cut = [row | {"cut": row["finish_reason"] == "length"} for row in several]
         assert summary[role]["truncated"]["mean"] == pytest.approx(by_problem(cut, "cut"))
+        assert summary[role]["leaks"]["mean"] == by_problem(several, "leaks") == 0
     assert all(row["tokens"] <= 48 for row in rows + teacher)
     assert 0 < summary["student"]["truncated"]["mean"] < 1
     # With the solution in view the embedded model makes no mistake; without it many.
@@ -180,11 +181,12 @@ def made(correct, ratios, attention, control=None):
     if control is not None:
         sums["control"] = [2.0 * ratio for ratio in control]
     means = (statistics.fmean(ratios), 0.1, 0.8, 0.2, attention, None if attention is None else 0.3)
-    return Trajectory("data", "p", 0, correct, "stop", 20, *means, control and statistics.fmean(control), sums)
+    return Trajectory("data", "p", 0, correct, "stop", 20, False, *means, control and statistics.fmean(control), sums)
 
 
-def lines_of(*problems):
-    found = Probe([list(rows) for rows in problems], [Reply("data", "p", 0, True, "stop", 20)] * len(problems))
+def lines_of(*problems, leaks=False):
+    reply = Reply("data", "p", 0, True, "stop", 20, leaks)
+    found = Probe([list(rows) for rows in problems], [reply] * len(problems))
     return _page("mine", RunConfig(), len(problems), 2, summarise(found)).splitlines()
 
 
@@ -227,6 +229,15 @@ def test_what_the_own_reference_adds(controls, said):
     rows = [made(True, [-0.1] * 10, 0.1, controls[0]), made(False, [-0.2] * 10, 0.2, controls[1])]
     lines = lines_of(*[rows] * 12)
     assert [line for line in lines if "problem's own reference" in line] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(("leaks", "shown"), [(True, "100.0 [100.0, 100.0]"), (False, "0.0 [0.0, 0.0]"), (None, "–")])
+def test_a_teacher_that_speaks_of_its_context_is_told(leaks, shown):
+    for rows in ([made(True, [-0.1] * 10, 0.1), made(False, [-0.2] * 10, 0.2)], [made(True, [-0.1] * 10, 0.1)]):
+        lines = lines_of(*[rows] * 12, leaks=leaks)
+        line = next(line for line in lines if line.startswith("speak of what only the teacher sees, %"))
+        assert line.split("%", 1)[1].split("  ")[-1].strip() == shown
+        assert any(line.startswith("The teacher speaks of what only it sees") for line in lines) is (leaks is True)
 
 
 def test_nothing_is_said_of_the_own_reference_where_nothing_is_preferred():

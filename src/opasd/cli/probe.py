@@ -96,6 +96,7 @@ def _page(name: str, config: RunConfig, problems: int, samples: int, summary: di
             _percent(student["truncated"]),
             _percent(teacher["truncated"]),
         ),
+        ("speak of what only the teacher sees, %", _percent(student["leaks"]), _percent(teacher["leaks"])),
         ("", "", ""),
         ("the student's answers, as both read them", "", ""),
         ("log ratio per token, right answers", _number(summary["log_ratio_right"], 4), ""),
@@ -157,6 +158,14 @@ def _tenths(found: dict[str, Any] | None) -> list[str]:
 
 def _reading(summary: dict[str, Any], samples: int) -> list[str]:
     """Sentences where the intervals call for them."""
+    return [*_preference(summary, samples), *_leaks(summary["teacher"]["leaks"])]
+
+
+def _leaks(figure: dict[str, float] | None) -> list[str]:
+    return [_LEAKS] if figure and figure["low"] > 0 else []
+
+
+def _preference(summary: dict[str, Any], samples: int) -> list[str]:
     verdict, before, late = summary["verdict"], summary["verdict_before_the_end"], summary["late"]
     if verdict == "none" and samples == 1:
         none = "One answer to a problem is not both right and wrong"
@@ -188,6 +197,7 @@ _ATTENTION = {
     "open": ["Attention's interval holds 0.5: the attention loss has little to say about right and wrong here."],
     "below": ["Attention's interval excludes 0.5: right answers have the higher divergence."],
 }
+_LEAKS = "The teacher speaks of what only it sees, and the token loss teaches that too; see prompts.reference."
 _MORE = "give more --problems or --samples, or problems that are neither too easy nor too hard"
 
 
