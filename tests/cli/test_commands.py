@@ -78,6 +78,14 @@ def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
     assert "data.rows: got '5'; give FIRST:END" in opasd.refuses("validate", "--data.rows", "5")
 
 
+def test_validate_tells_what_a_task_made_by_code_does_not_know(opasd: CommandLine) -> None:
+    refused = opasd.refuses("validate", "arithmetic-0.5b", "--data.seed", "3", "--data.columns.question", "q")
+    assert "data.source: data source arithmetic is made by code and knows no columns, seed; leave that out" in refused
+    refused = opasd.refuses("validate", "lab", "--validation-data.lab.rows", ":5")
+    assert "validation_data.lab.source: data source lab is made by code and knows no rows" in refused
+    assert opasd("validate", "lab", "--data.seed", "3")[0] == 0
+
+
 def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
     args = ["--train.bf16", "true", "--train.gradient_checkpointing=false", "--validation.thinking", "true"]
     args += ["--train.extra.optim", "sgd", "--train.extra.adam_beta2=0.9", "--train.save-total-limit", "null"]

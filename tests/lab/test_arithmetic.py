@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from opasd.config import DataConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import benchmarks
 from opasd.lab import arithmetic, task, tasks
@@ -73,10 +74,10 @@ def test_sizes_are_told_as_they_are(split, count):
 
 
 def test_the_default_split_is_the_one_that_is_needed():
-    assert tasks.own_split("arithmetic", "train", "validation") == "validation"
-    assert tasks.own_split("lab", "test", "validation") == "test"
+    assert tasks.own_split(DataConfig(source="arithmetic"), "validation") == "validation"
+    assert tasks.own_split(DataConfig(source="lab", split="test"), "validation") == "test"
     with pytest.raises(ConfigError, match="data source lab has the splits train, validation, test, got 'dev'"):
-        tasks.own_split("lab", "dev", "train")
+        tasks.own_split(DataConfig(source="lab", split="dev"), "train")
 
 
 def test_the_lab_s_problems_are_its_own():

@@ -107,7 +107,7 @@ def _data(key: str, config: DataConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split}
     if source in TASKS:
         try:
-            split = own_split(source, config.split, "validation" if key.startswith("validation_data") else "train")
+            split = own_split(config, "validation" if key.startswith("validation_data") else "train")
         except ConfigError as error:
             return found | {"problems": 0, "error": f"{key}: {error}"}
         return found | {"problems": size(source, split, config.sample)}

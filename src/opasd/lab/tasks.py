@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, get_args
 
+from opasd.config import DataConfig
 from opasd.errors import ConfigError
 from opasd.lab import arithmetic, task
 from opasd.lab.arithmetic import Split
@@ -12,12 +13,18 @@ if TYPE_CHECKING:
 TASKS = ("lab", "arithmetic")
 
 
-def own_split(source: str, split: str, needed: Split) -> Split:
-    """The split that is meant: `train`, the default of a data section, stands for what its problems are needed for."""
-    for known in get_args(Split):
-        if split == known:
-            return needed if known == "train" else known
-    raise ConfigError(f"data source {source} has the splits {', '.join(get_args(Split))}, got {split!r}")
+def own_split(config: DataConfig, needed: Split) -> Split:
+    """The split that is meant: `train`, the default of a data section, stands for what its problems are needed for.
+
+    A task that is made by code has no columns, rows and so on: an error where the section sets one."""
+    known = {"source", "split", "sample", "on_bad_row"} | ({"seed"} if config.source == "lab" else set())
+    default = DataConfig().model_dump()
+    if odd := sorted(name for name, value in config.model_dump(exclude=known).items() if value != default[name]):
+        raise ConfigError(f"data source {config.source} is made by code and knows no {', '.join(odd)}; leave that out")
+    for split in get_args(Split):
+        if config.split == split:
+            return needed if split == "train" else split
+    raise ConfigError(f"data source {config.source} has the splits {', '.join(get_args(Split))}, got {config.split!r}")
 
 
 def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> list["Problem"]:
