@@ -2,13 +2,16 @@
 
     python results/tables.py
 
-Intervals are 95 %, by the package's bootstrap over problems; differences are paired on the same problems. What is said
-of texts (markers, leaks, forms) is of each problem's first answer, whose text is kept.
+Intervals are 95 %, by the package's bootstrap over problems; differences are paired on the same problems and the same
+numbers of answers to them. What is said of texts (markers, leaks, forms, equations) is of each problem's first answer,
+whose text is kept. Leaks are counted by the package's own wording, whatever the run's.
 """
 
 import gzip
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,12 +30,16 @@ KEYS = (
     "rollout/accuracy",
     "rollout/length_mean",
     "rollout/leaks",
+    "rollout/truncated",
     "token/divergence",
     "attention/divergence",
     "attention/solution_mass",
 )
 LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \d+\\\)\.$", re.MULTILINE)
 """A step of a solution."""
+EQUATION = re.compile(r"(?<![\d.])(\d+)\s*(\+|-|\\times|\*|×|\\cdot)\s*(\d+)\s*=\s*(\d{1,7})(?![\d.])")
+CODE = re.compile(r"```.*?```", re.DOTALL)
+BACKWARDS = re.compile(r"\b(?:in reverse|backwards?|from the final answer|reverse order|reverse the)\b", re.IGNORECASE)
 LEAK = leak_pattern(PromptConfig())
 assert LEAK is not None
 
@@ -46,6 +53,11 @@ def shown(values: Any, sign: str = "") -> str:
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
+def number(problem: str) -> int:
+    """A problem's place in its benchmark, by which bootstraps draw the same whatever the order of the records."""
+    return int(re.findall(r"\d+", problem)[-1])
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """The answers of one model."""
@@ -53,17 +65,33 @@ class Evaluated:
     rows: list[dict[str, Any]]
 
     @cached_property
-    def shares(self) -> dict[str, float]:
-        """Of each problem with all its answers, how many are right."""
+    def right(self) -> dict[str, list[bool]]:
+        """The verdicts on each problem's answers, of problems that have all of them."""
         found: dict[str, list[bool]] = {}
-        for row in self.rows:
+        for row in sorted(self.rows, key=lambda row: (number(row["problem"]), row["sample"])):
             found.setdefault(row["problem"], []).append(row["verdict"] == "correct")
         most = max(map(len, found.values()))
-        return {problem: float(np.mean(right)) for problem, right in found.items() if len(right) == most}
+        return {problem: verdicts for problem, verdicts in found.items() if len(verdicts) == most}
+
+    @property
+    def samples(self) -> int:
+        return len(next(iter(self.right.values())))
+
+    @cached_property
+    def texts(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "text" in row]
+
+    def shares(self, samples: int | None = None) -> dict[str, float]:
+        """Of each problem's first answers, how many are right."""
+        return {problem: float(np.mean(verdicts[:samples])) for problem, verdicts in self.right.items()}
+
+    def gaps(self, other: "Evaluated") -> dict[str, float]:
+        count = min(self.samples, other.samples)
+        mine, theirs = self.shares(count), other.shares(count)
+        return {problem: mine[problem] - theirs[problem] for problem in mine if problem in theirs}
 
     def minus(self, other: "Evaluated") -> str:
-        mine, theirs = self.shares, other.shares
-        return shown([mine[problem] - theirs[problem] for problem in mine if problem in theirs], "+")
+        return shown(list(self.gaps(other).values()), "+")
 
     def __str__(self) -> str:
         cut, unboxed = (
@@ -71,16 +99,17 @@ class Evaluated:
             for key, value in (("finish_reason", "length"), ("verdict", "no_answer"))
         )
         cells = [
-            f"{shown(list(self.shares.values()))} of {len(self.shares)} problems",
-            f"one of several right {100 * np.mean([share > 0 for share in self.shares.values()]):.1f}",
+            f"{shown(list(self.shares().values()))} of {len(self.right)} problems x {self.samples}",
+            f"first two {100 * np.mean(list(self.shares(2).values())):.1f}",
+            f"one of several right {100 * np.mean([any(verdicts) for verdicts in self.right.values()]):.1f}",
             f"{np.mean([row['tokens'] for row in self.rows]):.0f} tokens",
             f"{cut:.1f} % cut off",
             f"{unboxed:.1f} % without an answer",
         ]
-        if texts := [row for row in self.rows if "text" in row]:
-            tokens = sum(row["tokens"] for row in texts)
-            markers = sum(sum(count_markers(row["text"]).values()) for row in texts)
-            told = np.mean([LEAK.search(row["text"]) is not None for row in texts])
+        if self.texts:
+            tokens = sum(row["tokens"] for row in self.texts)
+            markers = sum(sum(count_markers(row["text"]).values()) for row in self.texts)
+            told = np.mean([LEAK.search(row["text"]) is not None for row in self.texts])
             cells += [f"{1000 * markers / tokens:.2f} markers per 1,000", f"{100 * told:.1f} % leak"]
         return ", ".join(cells)
 
@@ -123,29 +152,37 @@ def table(folder: str, against: dict[str, Evaluated]) -> dict[str, Evaluated]:
 
 
 def over_seeds(found: dict[str, Evaluated], base: Evaluated) -> None:
-    common = set(base.shares)
+    """Intervals: over problems for these runs; of the difference also Student's t over the seeds."""
     for name in ("opasd", "opsd", "attention"):
-        runs = [found[f"{name}-seed-{seed}"].shares for seed in SEEDS]
-        means = [100 * np.mean([run[problem] for problem in common]) for run in runs]
-        gains = [np.mean([run[problem] for run in runs]) - base.shares[problem] for problem in common]
+        runs = [found[f"{name}-seed-{seed}"] for seed in SEEDS]
+        means = [100 * np.mean(list(run.shares().values())) for run in runs]
+        gains = np.mean([list(run.gaps(base).values()) for run in runs], 0)
         print(
             f"{name}: {np.mean(means):.1f} ± {np.std(means, ddof=1):.1f} over seeds, against base {shown(gains, '+')}"
         )
     pairs = [(found[f"opasd-seed-{seed}"], found[f"opsd-seed-{seed}"]) for seed in SEEDS]
     for seed, (mine, theirs) in zip(SEEDS, pairs, strict=True):
         print(f"opasd - opsd, seed {seed}: {mine.minus(theirs)}")
-    gaps = [np.mean([mine.shares[problem] - theirs.shares[problem] for mine, theirs in pairs]) for problem in common]
-    print(f"opasd - opsd, mean of the seeds: {shown(gaps, '+')}")
+    gaps = np.array([list(mine.gaps(theirs).values()) for mine, theirs in pairs])
+    means = 100 * gaps.mean(1)
+    half = 4.303 * means.std(ddof=1) / len(means) ** 0.5  # the 97.5 % quantile of Student's t with two degrees
+    print(
+        f"opasd - opsd, mean of the seeds {means.mean():+.2f}: over problems {shown(gaps.mean(0), '+')}, over seeds "
+        f"[{means.mean() - half:+.2f}, {means.mean() + half:+.2f}]"
+    )
 
 
 def earlier() -> None:
     """The same sweep once before; evaluations of seeds 42 and 123 were cut short."""
     print("\narithmetic/earlier")
+    found = {
+        path.name.split(".")[0]: Evaluated(rows_of(path)) for path in sorted((HERE / "arithmetic/earlier").iterdir())
+    }
+    for name, model in found.items():
+        print(f"{name}: {model}")
     for seed in SEEDS:
-        mine, theirs = (
-            Evaluated(rows_of(HERE / f"arithmetic/earlier/{name}-seed-{seed}.jsonl.gz")) for name in ("opasd", "opsd")
-        )
-        print(f"opasd - opsd, seed {seed}: {mine.minus(theirs)}; opasd {mine}; opsd {theirs}")
+        print(f"opasd - opsd, seed {seed}: {found[f'opasd-seed-{seed}'].minus(found[f'opsd-seed-{seed}'])}")
+    print(f"opasd-problem - opasd, seed 1: {found['opasd-problem-seed-1'].minus(found['opasd-seed-1'])}")
 
 
 def form(text: str) -> str:
@@ -153,22 +190,102 @@ def form(text: str) -> str:
     return "solution's form" if len(LINE.findall(text)) >= 4 else "code" if "```" in text else "other"
 
 
-def forms(folder: str) -> None:
-    """Each form's share and how many of its answers are right; what the base's accuracy in each would make of it."""
-    print(f"\nforms of {folder}")
+def equations(text: str) -> list[bool]:
+    """Whether each equation of two numbers is true; those in code are left out."""
+    return [
+        {"+": int(a) + int(b), "-": int(a) - int(b)}.get(sign, int(a) * int(b)) == int(c)
+        for a, sign, b, c in EQUATION.findall(CODE.sub("", text))
+    ]
+
+
+def endless(text: str) -> bool:
+    """A number of 20 digits or more, or eight words in a row four times, or a sentence three times."""
+    words = text.split()
+    rows = Counter(zip(*(words[start:] for start in range(8)), strict=False))
+    sentences = Counter(part.strip() for part in re.split(r"[\n.]+", text) if len(part.strip()) > 25)
+    return (
+        re.search(r"\d{20,}", text) is not None
+        or max(rows.values(), default=0) >= 4
+        or max(sentences.values(), default=0) >= 3
+    )
+
+
+def split(rows: list[Any], wanted: Callable[[Any], Any]) -> tuple[list[Any], list[Any]]:
+    return [row for row in rows if wanted(row)], [row for row in rows if not wanted(row)]
+
+
+def texts(folder: str, base: Evaluated) -> None:
+    """Forms, and what the base's accuracy in each would make of them; equations; what else the answers have."""
+    print(f"\ntexts of {folder}")
     plain: dict[str, float] = {}
-    for name in ("base", *names_of(folder)):
-        rows = [row for row in evaluated(folder, name).rows if "text" in row]
+    models = {"base": base} | {name: evaluated(folder, name) for name in names_of(folder)}
+    for name, model in models.items():
+        rows = model.texts
         found: dict[str, list[bool]] = {}
         for row in rows:
             found.setdefault(form(row["text"]), []).append(row["verdict"] == "correct")
         cells = {kind: (len(right) / len(rows), float(np.mean(right))) for kind, right in sorted(found.items())}
         plain = plain or {kind: right for kind, (_, right) in cells.items()}
         told = ", ".join(
-            f"{kind} {100 * share:.0f} % ({100 * right:.0f} % right)" for kind, (share, right) in cells.items()
+            f"{kind} {100 * part:.1f} % ({100 * right:.0f} % right)" for kind, (part, right) in cells.items()
         )
-        expected = 100 * sum(share * plain.get(kind, 0.0) for kind, (share, _) in cells.items())
-        print(f"{name}: {told}; with the base's accuracy in each form {expected:.1f}")
+        expected = 100 * sum(part * plain.get(kind, 0.0) for kind, (part, _) in cells.items())
+        right = 100 * np.mean([row["verdict"] == "correct" for row in rows])
+        judged = [equations(row["text"]) for row in rows]
+        true = 100 * np.mean([one for several in judged for one in several])
+        leaks, clean = (
+            100
+            * np.mean(
+                [row["verdict"] == "correct" for row in rows if bool(LEAK.search(row["text"])) is wanted] or [np.nan]
+            )
+            for wanted in (True, False)
+        )
+        cut = [endless(row["text"]) for row in rows if row["finish_reason"] == "length"]
+        shares = {
+            "an output block": np.mean(["```output" in row["text"] for row in rows]),
+            "backwards": np.mean([BACKWARDS.search(row["text"]) is not None for row in rows]),
+            "wrong with a false equation, of those not right": np.mean(
+                [not all(several) for several, row in zip(judged, rows, strict=True) if row["verdict"] != "correct"]
+            ),
+        }
+        parts = [
+            told,
+            f"right {right:.1f}, with the base's accuracy in each form {expected:.1f}",
+            f"equations true {true:.1f} %",
+            *(f"{what} {100 * share:.1f} %" for what, share in shares.items()),
+            f"right where it leaks {leaks:.0f}, elsewhere {clean:.0f} %",
+            f"endless among {len(cut)} cut off {100 * np.mean(cut or [0]):.0f} %",
+        ]
+        print(f"{name}: {'; '.join(parts)}")
+
+
+def read_gsm8k() -> None:
+    """How teachers read right and wrong answers on GSM8K, in pairs as `opasd probe` counts them."""
+    print("\nGSM8K, pairs")
+    ways = {
+        "all": lambda row: sum(row["log_ratio"]) / row["tokens"],
+        "before the end": lambda row: sum(row["log_ratio"][:9]) / row["tokens"],
+        "attention": lambda row: -sum(row["attention_divergence"]) / row["tokens"],
+    }
+    for size in ("0.5b", "1.5b"):
+        rows: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {}
+        for row in rows_of(HERE / f"gsm8k/wordings/{size}.jsonl.gz"):
+            rows.setdefault(row["wording"], {}).setdefault(row["problem"], ([], []))[not row["right"]].append(row)
+        found = {
+            (wording, way): {
+                problem: np.mean([(value(a) > value(b)) + (value(a) == value(b)) / 2 for a in right for b in wrong])
+                for problem, (right, wrong) in sorted(problems.items())
+                if right and wrong
+            }
+            for wording, problems in rows.items()
+            for way, value in ways.items()
+        }
+        for (wording, way), shares in found.items():
+            line = f"{size}, {wording}, {way}: {shown(list(shares.values()))}"
+            other = found.get((f"{wording}, another problem's reference", way), {})
+            if both := sorted(shares.keys() & other.keys()):
+                line += f", own adds {shown([shares[problem] - other[problem] for problem in both], '+')}"
+            print(line)
 
 
 def main() -> None:
@@ -176,23 +293,39 @@ def main() -> None:
     print(f"arithmetic, 0.5B, base: {base}")
     found = table("arithmetic/objectives", {"base": base})
     over_seeds(found, base)
+    one = {"opasd": found["opasd-seed-1"], "opsd": found["opsd-seed-1"]}
+    for other, model in one.items():
+        print(f"opasd-problem-seed-1 - {other}: {found['opasd-problem-seed-1'].minus(model)}")
     earlier()
-    beside = {"base": base, "opasd": found["opasd-seed-1"], "opsd": found["opsd-seed-1"]}
-    table("arithmetic/ablations", beside)
-    table("arithmetic/references", beside)
+    table("arithmetic/ablations", {"base": base, **one})
+    seen = table("arithmetic/references", {"base": base, **one})
+    for kind in ("answer", "others", "silent"):
+        print(f"opasd - opsd, {kind}: {seen[f'opasd-{kind}'].minus(seen[f'opsd-{kind}'])}")
+    print(f"attention - opsd, answer: {seen['attention-answer'].minus(seen['opsd-answer'])}")
+    for name in ("opsd", "opasd"):
+        gained, other = (model.gaps(base) for model in (one[name], seen[f"{name}-others"]))
+        pairs = np.array([[other[problem], gained[problem]] for problem in gained])
+        drawn = pairs[np.random.default_rng(0).integers(len(pairs), size=(4000, len(pairs)))].mean(1)
+        part = pairs.mean(0)[0] / pairs.mean(0)[1]
+        low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
+        interval = f"{100 * part:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
+        print(f"{name}: with another problem's solution {interval} of the gain")
     table("arithmetic/long", {"base": base})
-    forms("arithmetic/objectives")
+    for folder in ("objectives", "references", "long"):
+        texts(f"arithmetic/{folder}", base)
     larger = evaluated("arithmetic/1.5b", "base")
     print(f"\narithmetic, 1.5B, base: {larger}")
     both = table("arithmetic/1.5b", {"base": larger})
     print(f"opasd - opsd: {both['opasd'].minus(both['opsd'])}")
-    forms("arithmetic/1.5b")
+    texts("arithmetic/1.5b", larger)
     base = evaluated("math/objectives", "base")
     print(f"\nMATH-500, 0.5B, base: {base}")
     both = table("math/objectives", {"base": base})
     print(f"opasd - opsd: {both['opasd-seed-1'].minus(both['opsd-seed-1'])}")
-    print(f"\nGSM8K, 1.5B, base: {evaluated('gsm8k/1.5b', 'base')}")
-    table("gsm8k/1.5b-controls", {"base": evaluated("gsm8k/1.5b", "base")})
+    base = evaluated("gsm8k/1.5b", "base")
+    print(f"\nGSM8K, 1.5B, base: {base}")
+    table("gsm8k/1.5b-controls", {"base": base})
+    read_gsm8k()
 
 
 if __name__ == "__main__":
