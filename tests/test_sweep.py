@@ -440,6 +440,31 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_however_they_are_listed(
     assert [len(row.outcomes) for row in rows] == [1, 2]
 
 
+def test_of_long_texts_a_table_shows_what_differs(tmp_path: Path) -> None:
+    wording = "Here is a solution:\\n=== {block} ===\\nRead it, and then work the problem out again.\\n"
+    texts = [wording.replace("{block}", block) for block in ("{solution}", "The answer is {answer}.", "{answer} " * 20)]
+    runs = "".join(f'  - {{name: r{n}, set: {{prompts.reference: "{text}"}}}}\n' for n, text in enumerate(texts))
+    found = sweep(f"recipe: lab\nruns:\n{runs}")
+    outcomes = [results.read_outcome(Place(run, tmp_path), ()) for run in found.runs]
+    table = results.make_table(found, outcomes)
+    cells = [row[table.header.index("reference")].text for row in table.rows]
+    assert cells == ["… {solution} …", "… The answer is {answer}. …", "… {answer} {answer} {answer} {answer} {…"]
+    assert all(len(line) < 200 for line in results.as_text(table).splitlines())
+
+
+@given(st.lists(st.text("ab \n", max_size=90), min_size=2, max_size=4))
+def test_shortened_texts_are_single_lines_and_short(texts: list[str]) -> None:
+    cells = results.in_short(texts)
+    if all("\n" not in text and len(text) <= 40 for text in texts):
+        assert cells == texts
+    else:
+        assert all("\n" not in cell and len(cell) <= 40 for cell in cells)
+        words = [text.split() for text in texts]
+        for cell, mine in zip(cells, words, strict=True):
+            if not cell.endswith("…"):
+                assert mine[len(mine) - len(cell.removeprefix("… ").split()) :] == cell.removeprefix("… ").split()
+
+
 def test_runs_with_other_numbers_of_samples_are_not_called_by_one(tmp_path: Path) -> None:
     found = sweep("recipe: lab\nruns: [base, {name: x, evaluate: {samples: 4}}]")
     made(tmp_path, found.runs[0], {"lab": [1, 0]})

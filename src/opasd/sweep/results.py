@@ -24,6 +24,7 @@ from opasd.sweep.spec import SEED, Planned, Sweep, safe, short_names, shown
 
 AVERAGE = "average"
 _MOST_COLUMNS = 4
+_LONGEST_TEXT = 40
 _HEADINGS = {"rollout/accuracy": "rollout accuracy, %", "rollout/length_mean": "rollout length"}
 _PERCENT = ("rollout/accuracy", "rollout/truncated")
 
@@ -220,13 +221,32 @@ def _what_differs(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, list[Cel
     )
     short = short_names(list(fields))
 
-    def cell(row: Row, name: str) -> Cell:
-        if row.run.evaluate_only and name != "model.name_or_path":
-            return Cell("–")
-        value = get(row.run.config, name)
-        return Cell(shown(value), number(value))
+    def cells(name: str) -> list[Cell]:
+        values = [get(row.run.config, name) for row in rows]
+        texts = in_short([shown(value) for value in values])
+        untouched = [row.run.evaluate_only and name != "model.name_or_path" for row in rows]
+        return [
+            Cell("–") if without else Cell(text, number(value))
+            for text, value, without in zip(texts, values, untouched, strict=True)
+        ]
 
-    return [(short[name], [cell(row, name) for row in rows]) for name in list(fields)[:_MOST_COLUMNS]]
+    return [(short[name], cells(name)) for name in list(fields)[:_MOST_COLUMNS]]
+
+
+def in_short(texts: Sequence[str]) -> list[str]:
+    """Texts for the cells of a column: of long ones the words in which they differ, as far as these fit."""
+    if all("\n" not in text and len(text) <= _LONGEST_TEXT for text in texts):
+        return list(texts)
+    words = [text.split() for text in texts]
+    shortest = min(map(len, words))
+    first = next((n for n in range(shortest) if len({one[n] for one in words}) > 1), shortest)
+    last = next((n for n in range(shortest - first) if len({one[-1 - n] for one in words}) > 1), shortest - first)
+    cells = []
+    for one in words:
+        middle = ["…"] * (first > 0) + one[first : len(one) - last] + ["…"] * (last > 0)
+        text = " ".join(middle)
+        cells.append(text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…")
+    return cells
 
 
 def _metrics(sweep: Sweep, outcomes: Sequence[Outcome], *, evaluated: bool) -> list[str]:
