@@ -31,9 +31,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def answers(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Whether each problem was answered right, and the tokens of each answer."""
-    record = json.loads(gzip.decompress((HERE / f"{name}.evaluation" / "evaluation.json.gz").read_bytes()))["results"][
-        0
-    ]["per_problem"]
+    whole = json.loads(gzip.decompress((HERE / f"{name}.evaluation" / "evaluation.json.gz").read_bytes()))
+    record = whole["results"][0]["per_problem"]
     problems = sorted(record)
     return np.array([record[p]["correct"] for p in problems], float), np.array([record[p]["tokens"] for p in problems])
 
@@ -118,6 +117,17 @@ def main() -> None:
         gaps = [mine - theirs for mine, theirs in zip(found, runs["opsd"], strict=True)]
         gaps.append(np.mean(gaps, 0))
         print(f"answer alone, {name} - opsd, each seed and all", *(interval(gap, signed=True) for gap in gaps))
+    print()
+    early = {
+        name: [answers(f"early/{name}-seed-{seed}")[0] for seed in SEEDS]
+        for name in ("opsd", "opasd", "lambda-0.1", "opsd-answer", "answer")
+    }
+    for name, runs in early.items():
+        cells = [f"15 steps, {name}", *(f"{100 * run.mean():.1f}" for run in runs)]
+        cells += [over([100 * run.mean() for run in runs]), interval(np.mean(runs, 0) - base, signed=True)]
+        beside = np.mean(early["opsd-answer" if name == "answer" else "opsd"], 0)
+        cells += [interval(np.mean(runs, 0) - beside, signed=True)]
+        print("| " + " | ".join([*cells, trend([f"early/{name}-seed-{seed}" for seed in SEEDS], "token/loss")]) + " |")
 
 
 if __name__ == "__main__":
