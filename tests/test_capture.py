@@ -219,6 +219,22 @@ def test_low_precision_is_no_reason_to_refuse(family, dtype):
     assert capture.layers[0].layer.query_BHND.dtype == dtype
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_large_scores_are_no_reason_to_refuse(attention):
+    """Biases as large as those of Qwen2.5's first layer: scores in the thousands, rounded as such in float32."""
+    model = make_model("qwen2", attention)
+    generator = torch.Generator().manual_seed(0)
+    for module in attention_modules(model):
+        for projection in (module.q_proj, module.k_proj):
+            projection.bias.data = 60 * torch.randn(projection.bias.shape, generator=generator)
+    capture = AttentionCapture(model, 2)
+    for length in range(8, 40):
+        with torch.no_grad(), capture:
+            model(input_ids=torch.randint(0, 99, (1, length), generator=generator))
+        settle(capture.verify(0, 0, length))
+        capture.clear()
+
+
 def test_a_compiled_model_is_refused():
     with pytest.raises(CaptureError, match="torch.compile"):
         AttentionCapture(torch.compile(make_model("qwen3"), backend="eager"))
