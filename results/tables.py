@@ -11,7 +11,6 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +33,7 @@ KEYS = (
     "token/divergence",
     "attention/divergence",
     "attention/solution_mass",
+    "grad_norm",
 )
 LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \d+\\\)\.$", re.MULTILINE)
 """A step of a solution."""
@@ -85,8 +85,8 @@ class Evaluated:
         """Of each problem's first answers, how many are right."""
         return {problem: float(np.mean(verdicts[:samples])) for problem, verdicts in self.right.items()}
 
-    def gaps(self, other: "Evaluated") -> dict[str, float]:
-        count = min(self.samples, other.samples)
+    def gaps(self, other: "Evaluated", most: int | None = None) -> dict[str, float]:
+        count = min(self.samples, other.samples, most or self.samples)
         mine, theirs = self.shares(count), other.shares(count)
         return {problem: mine[problem] - theirs[problem] for problem in mine if problem in theirs}
 
@@ -148,6 +148,9 @@ def table(folder: str, against: dict[str, Evaluated]) -> dict[str, Evaluated]:
         found[name] = evaluated(folder, name)
         differences = "; ".join(f"- {other} {found[name].minus(model)}" for other, model in against.items())
         print(f"{name}: {found[name]}; {differences}; {trained(folder, name)}")
+    for path in sorted((HERE / folder).glob("*/metrics.jsonl.gz")):
+        if path.parent.name not in found:
+            print(f"{path.parent.name}, not evaluated: {trained(folder, path.parent.name)}")
     return found
 
 
@@ -210,10 +213,6 @@ def endless(text: str) -> bool:
     )
 
 
-def split(rows: list[Any], wanted: Callable[[Any], Any]) -> tuple[list[Any], list[Any]]:
-    return [row for row in rows if wanted(row)], [row for row in rows if not wanted(row)]
-
-
 def texts(folder: str, base: Evaluated) -> None:
     """Forms, and what the base's accuracy in each would make of them; equations; what else the answers have."""
     print(f"\ntexts of {folder}")
@@ -240,6 +239,7 @@ def texts(folder: str, base: Evaluated) -> None:
             )
             for wanted in (True, False)
         )
+        early = [found.start() < 200 for row in rows if (found := LEAK.search(row["text"]))]
         cut = [endless(row["text"]) for row in rows if row["finish_reason"] == "length"]
         shares = {
             "an output block": np.mean(["```output" in row["text"] for row in rows]),
@@ -254,6 +254,7 @@ def texts(folder: str, base: Evaluated) -> None:
             f"equations true {true:.1f} %",
             *(f"{what} {100 * share:.1f} %" for what, share in shares.items()),
             f"right where it leaks {leaks:.0f}, elsewhere {clean:.0f} %",
+            f"of the leaks in the first 200 characters {100 * np.mean(early or [np.nan]):.0f} %",
             f"endless among {len(cut)} cut off {100 * np.mean(cut or [0]):.0f} %",
         ]
         print(f"{name}: {'; '.join(parts)}")
@@ -303,7 +304,7 @@ def main() -> None:
         print(f"opasd - opsd, {kind}: {seen[f'opasd-{kind}'].minus(seen[f'opsd-{kind}'])}")
     print(f"attention - opsd, answer: {seen['attention-answer'].minus(seen['opsd-answer'])}")
     for name in ("opsd", "opasd"):
-        gained, other = (model.gaps(base) for model in (one[name], seen[f"{name}-others"]))
+        gained, other = (model.gaps(base, 2) for model in (one[name], seen[f"{name}-others"]))
         pairs = np.array([[other[problem], gained[problem]] for problem in gained])
         drawn = pairs[np.random.default_rng(0).integers(len(pairs), size=(4000, len(pairs)))].mean(1)
         part = pairs.mean(0)[0] / pairs.mean(0)[1]

@@ -231,7 +231,9 @@ def test_large_scores_are_no_reason_to_refuse(attention):
     for length in range(8, 40):
         with torch.no_grad(), capture:
             model(input_ids=torch.randint(0, 99, (1, length), generator=generator))
-        settle(capture.verify(0, 0, length))
+        checks = capture.verify(0, 0, length)
+        settle(checks)
+        assert max(float(check.limit) for check in checks) < (0.1 if attention == "eager" else 0.003)
         capture.clear()
 
 

@@ -444,10 +444,11 @@ def test_of_long_texts_a_table_shows_what_differs(tmp_path: Path) -> None:
     wording = "Here is a solution:\\n=== {block} ===\\nRead it, and then work the problem out again.\\n"
     texts = [wording.replace("{block}", block) for block in ("{solution}", "The answer is {answer}.", "{answer} " * 20)]
     runs = "".join(f'  - {{name: r{n}, set: {{prompts.reference: "{text}"}}}}\n' for n, text in enumerate(texts))
-    found = sweep(f"recipe: lab\nruns:\n{runs}")
+    found = sweep(f"recipe: lab\nruns:\n{runs}with_base: true")  # whose wording is another, and is not shown
     outcomes = [results.read_outcome(Place(run, tmp_path), ()) for run in found.runs]
     table = results.make_table(found, outcomes)
-    cells = [row[table.header.index("reference")].text for row in table.rows]
+    assert table.rows[0][table.header.index("reference")].text == "–"
+    cells = [row[table.header.index("reference")].text for row in table.rows[1:]]
     assert cells == ["… {solution} …", "… The answer is {answer}. …", "… {answer} {answer} {answer} {answer} {…"]
     assert all(len(line) < 200 for line in results.as_text(table).splitlines())
 
@@ -455,7 +456,7 @@ def test_of_long_texts_a_table_shows_what_differs(tmp_path: Path) -> None:
 @given(st.lists(st.text("ab \n", max_size=90), min_size=2, max_size=4))
 def test_shortened_texts_are_single_lines_and_short(texts: list[str]) -> None:
     cells = results.in_short(texts)
-    if all("\n" not in text and len(text) <= 40 for text in texts):
+    if all(len(text.split()) < 2 or ("\n" not in text and len(text) <= 40) for text in texts):
         assert cells == texts
     else:
         assert all("\n" not in cell and len(cell) <= 40 for cell in cells)
@@ -463,6 +464,11 @@ def test_shortened_texts_are_single_lines_and_short(texts: list[str]) -> None:
         for cell, mine in zip(cells, words, strict=True):
             if not cell.endswith("…"):
                 assert mine[len(mine) - len(cell.removeprefix("… ").split()) :] == cell.removeprefix("… ").split()
+
+
+def test_paths_stay_whole() -> None:
+    paths = [f"/a/folder/of/models/that/has/a/rather/long/name/{model}" for model in ("one", "other")]
+    assert results.in_short(paths) == paths
 
 
 def test_runs_with_other_numbers_of_samples_are_not_called_by_one(tmp_path: Path) -> None:

@@ -165,8 +165,11 @@ def larger() -> None:
         print(f"{name}, {len(found)} problems: {shown(list(found.values()))}, against base {shown(gain, sign='+')}")
     for kind in ("hint", "answer"):
         mine, theirs = runs[f"opasd-{kind}"], runs[f"opsd-{kind}"]
-        gain = [mine[problem] - theirs[problem] for problem in mine if problem in theirs]
+        both = [problem for problem in mine if problem in theirs]
+        gain = [mine[problem] - theirs[problem] for problem in both]
+        means = [f"{100 * np.mean([one[problem] for problem in both]):.1f}" for one in (base, theirs, mine)]
         print(f"{kind}: opasd - opsd on {len(gain)} problems {shown(gain, digits=2, sign='+')}")
+        print(f"    there, base, opsd and opasd: {', '.join(means)}")
     print()
 
 

@@ -42,14 +42,14 @@ def markers(name: str) -> float:
     return 1000 * sum(count_markers(row["text"]).total() for row in samples) / sum(row["tokens"] for row in samples)
 
 
-def trend(names: list[str], metric: str) -> str:
+def trend(names: list[str], metric: str, form: str = "{:.3f}") -> str:
     """Its mean over runs in the first step and in the last five."""
     runs = [[row for row in rows_of(HERE / name / "metrics.jsonl.gz") if "grad_norm" in row] for name in names]
     if metric not in runs[0][0]:
         return ""
     first = np.mean([run[0][metric] for run in runs])
     last = np.mean([row[metric] for run in runs for row in run[-5:]])
-    return f"{first:.3f} → {last:.3f}"
+    return f"{form.format(first)} → {form.format(last)}"
 
 
 def interval(values: np.ndarray, signed: bool = False) -> str:
@@ -127,7 +127,8 @@ def main() -> None:
         cells += [over([100 * run.mean() for run in runs]), interval(np.mean(runs, 0) - base, signed=True)]
         beside = np.mean(early["opsd-answer" if name == "answer" else "opsd"], 0)
         cells += [interval(np.mean(runs, 0) - beside, signed=True)]
-        print("| " + " | ".join([*cells, trend([f"early/{name}-seed-{seed}" for seed in SEEDS], "token/loss")]) + " |")
+        cells += [trend([f"early/{name}-seed-{seed}" for seed in SEEDS], "grad_norm", "{:.4f}")]
+        print("| " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

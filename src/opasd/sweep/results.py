@@ -222,20 +222,20 @@ def _what_differs(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, list[Cel
     short = short_names(list(fields))
 
     def cells(name: str) -> list[Cell]:
-        values = [get(row.run.config, name) for row in rows]
+        shows = [not row.run.evaluate_only or name == "model.name_or_path" for row in rows]
+        values = [get(row.run.config, name) for row, own in zip(rows, shows, strict=True) if own]
         texts = in_short([shown(value) for value in values])
-        untouched = [row.run.evaluate_only and name != "model.name_or_path" for row in rows]
-        return [
-            Cell("–") if without else Cell(text, number(value))
-            for text, value, without in zip(texts, values, untouched, strict=True)
-        ]
+        told = iter([Cell(text, number(value)) for text, value in zip(texts, values, strict=True)])
+        return [next(told) if own else Cell("–") for own in shows]
 
     return [(short[name], cells(name)) for name in list(fields)[:_MOST_COLUMNS]]
 
 
 def in_short(texts: Sequence[str]) -> list[str]:
-    """Texts for the cells of a column: of long ones the words in which they differ, as far as these fit."""
-    if all("\n" not in text and len(text) <= _LONGEST_TEXT for text in texts):
+    """Texts for the cells of a column: of long ones the words in which they differ, as far as these fit.
+
+    One word, such as a path, stays whole: its end may be all that tells it from another."""
+    if not any(len(text.split()) > 1 and (len(text) > _LONGEST_TEXT or "\n" in text) for text in texts):
         return list(texts)
     words = [text.split() for text in texts]
     shortest = min(map(len, words))
