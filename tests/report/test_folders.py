@@ -75,6 +75,8 @@ def test_gzipped_files_are_read_as_they_are(tmp_path):
         (file.parent / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
     assert make(read_runs([path, evaluation])).page.html() == plain
+    (evaluation / "evaluation.json.gz").unlink()  # one that was stopped
+    assert any("the evaluation is not finished" in note for run in read_runs([path, evaluation]) for note in run.notes)
     packed = path / "metrics.jsonl.gz"
     for damage, told in ((packed.read_bytes()[:-30], "cannot be read"), (b"no gzip", "Not a gzipped file")):
         packed.write_bytes(damage)
