@@ -1,8 +1,9 @@
-"""A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET [--unfinished]
+"""A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET [--unfinished] [--counts]
 
-Records are compressed, weights and logs left out. Of several answers to a problem the first keeps its text; all keep
-verdict and length. Folders of the machine that it ran on are cut to their last part. Evaluations that were not finished
-are left out unless asked for.
+Records are compressed, weights and logs left out. Of several answers to a problem the first keeps its text, or with
+--counts what is counted in it: epistemic markers, and whether it speaks of a reference; all keep verdict and length.
+Folders of the machine that it ran on are cut to their last part. Evaluations that were not finished are left out unless
+asked for.
 """
 
 import gzip
@@ -10,13 +11,28 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+from opasd.analysis.leaks import leak_pattern
+from opasd.analysis.markers import count_markers
+from opasd.config import PromptConfig
+
+LEAK = leak_pattern(PromptConfig())
+assert LEAK is not None
 KEPT = {"config.yaml", "environment.json", "settings.json", "README.md"}
 RECORDS = {"metrics.jsonl", "samples.jsonl", "evaluation.json"}
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+(?=[\w.-]+)")
 
 
-def answers(text: str) -> str:
+def counted(row: dict[str, Any]) -> dict[str, Any]:
+    """An answer with what is counted in its text, in its place; without a text as it is."""
+    if "text" not in row:
+        return row
+    rest = {key: value for key, value in row.items() if key != "text"}
+    return rest | {"markers": count_markers(row["text"]).total(), "leak": LEAK.search(row["text"]) is not None}
+
+
+def answers(text: str, counts: bool) -> str:
     rows = [json.loads(line) for line in text.splitlines()]
     for row in rows:
         ids = row.pop("ids", None) or row.pop("completion_ids", None)
@@ -25,6 +41,7 @@ def answers(text: str) -> str:
         row.pop("seed", None)
         if row.get("sample"):
             row.pop("text", None)
+    rows = [counted(row) for row in rows] if counts else rows
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
@@ -46,7 +63,7 @@ def main() -> None:
             continue
         text = path.read_text(encoding="utf-8")
         if path.name == "samples.jsonl":
-            text = answers(text)
+            text = answers(text, "--counts" in sys.argv and path.parent.name.endswith(".evaluation"))
         elif path.suffix != ".jsonl":
             text = FOLDERS.sub("", text)
         to = target / inner

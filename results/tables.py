@@ -4,7 +4,7 @@
 
 Intervals are 95 %, by the package's bootstrap over problems; differences are paired on the same problems and the same
 numbers of answers to them. What is said of texts (markers, leaks, forms, equations) is of each problem's first answer,
-whose text is kept. Leaks are counted by the package's own wording, whatever the run's.
+whose text is kept, or its counts. Leaks are counted by the package's own wording, whatever the run's.
 """
 
 import gzip
@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pack import LEAK, counted
 
-from opasd.analysis.leaks import leak_pattern
-from opasd.analysis.markers import count_markers
-from opasd.config import PromptConfig
 from opasd.evaluation.statistics import estimate
 
 HERE = Path(__file__).parent
@@ -40,8 +38,6 @@ LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \
 EQUATION = re.compile(r"(?<![\d.])(\d+)\s*(\+|-|\\times|\*|×|\\cdot)\s*(\d+)\s*=\s*(\d{1,7})(?![\d.])")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 BACKWARDS = re.compile(r"\b(?:in reverse|backwards?|from the final answer|reverse order|reverse the)\b", re.IGNORECASE)
-LEAK = leak_pattern(PromptConfig())
-assert LEAK is not None
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -106,11 +102,9 @@ class Evaluated:
             f"{cut:.1f} % cut off",
             f"{unboxed:.1f} % without an answer",
         ]
-        if self.texts:
-            tokens = sum(row["tokens"] for row in self.texts)
-            markers = sum(sum(count_markers(row["text"]).values()) for row in self.texts)
-            told = np.mean([LEAK.search(row["text"]) is not None for row in self.texts])
-            cells += [f"{1000 * markers / tokens:.2f} markers per 1,000", f"{100 * told:.1f} % leak"]
+        if first := [row for row in map(counted, self.rows) if "markers" in row]:
+            markers, tokens, leaks = (sum(row[key] for row in first) for key in ("markers", "tokens", "leak"))
+            cells += [f"{1000 * markers / tokens:.2f} markers per 1,000", f"{100 * leaks / len(first):.1f} % leak"]
         return ", ".join(cells)
 
 
@@ -154,14 +148,15 @@ def table(folder: str, against: dict[str, Evaluated]) -> dict[str, Evaluated]:
     return found
 
 
-def over_seeds(found: dict[str, Evaluated], base: Evaluated) -> None:
+def over_seeds(found: dict[str, Evaluated], base: Evaluated, names: tuple[str, ...]) -> None:
     """Intervals: over problems for these runs; of the difference also Student's t over the seeds."""
-    for name in ("opasd", "opsd", "attention"):
-        runs = [found[f"{name}-seed-{seed}"] for seed in SEEDS]
+    for name in names:
+        runs = [found[run] for seed in SEEDS if (run := f"{name}-seed-{seed}") in found]
         means = [100 * np.mean(list(run.shares().values())) for run in runs]
         gains = np.mean([list(run.gaps(base).values()) for run in runs], 0)
         print(
-            f"{name}: {np.mean(means):.1f} ± {np.std(means, ddof=1):.1f} over seeds, against base {shown(gains, '+')}"
+            f"{name}: {np.mean(means):.1f} ± {np.std(means, ddof=1):.1f} over {len(runs)} seeds, against base "
+            f"{shown(gains, '+')}"
         )
     pairs = [(found[f"opasd-seed-{seed}"], found[f"opsd-seed-{seed}"]) for seed in SEEDS]
     for seed, (mine, theirs) in zip(SEEDS, pairs, strict=True):
@@ -289,18 +284,35 @@ def read_gsm8k() -> None:
             print(line)
 
 
+def layers() -> None:
+    """How often a layer's attention divergence is lower for the right one of two answers to a problem."""
+    record = json.loads(gzip.decompress((HERE / "arithmetic/layers.json.gz").read_bytes()))
+    problems: dict[str, tuple[list[int], list[int]]] = {}
+    for place, answer in enumerate(record["answers"]):
+        problems.setdefault(answer["problem"], ([], []))[not answer["right"]].append(place)
+    print(f"\nlayers, {len(problems)} problems, {len(record['answers'])} answers")
+    for what, values in record["divergence"].items():
+        for layer, divergence in enumerate(values):
+            lower = [
+                np.mean([divergence[a] < divergence[b] for a in right for b in wrong])
+                for right, wrong in problems.values()
+            ]
+            mass = record["solution_mass"][what][layer]
+            print(f"{what}, layer {layer}: {shown(lower)}, mean {np.mean(divergence):.4f}, ρ {mass:.3f}")
+
+
 def main() -> None:
     base = evaluated("arithmetic/objectives", "base")
     print(f"arithmetic, 0.5B, base: {base}")
     found = table("arithmetic/objectives", {"base": base})
-    over_seeds(found, base)
+    over_seeds(found, base, ("opasd", "opsd", "attention"))
     one = {"opasd": found["opasd-seed-1"], "opsd": found["opsd-seed-1"]}
     for other, model in one.items():
         print(f"opasd-problem-seed-1 - {other}: {found['opasd-problem-seed-1'].minus(model)}")
     earlier()
     table("arithmetic/ablations", {"base": base, **one})
     seen = table("arithmetic/references", {"base": base, **one})
-    for kind in ("answer", "others", "silent"):
+    for kind in ("answer", "others", "silent", "bare"):
         print(f"opasd - opsd, {kind}: {seen[f'opasd-{kind}'].minus(seen[f'opsd-{kind}'])}")
     print(f"attention - opsd, answer: {seen['attention-answer'].minus(seen['opsd-answer'])}")
     for name in ("opsd", "opasd"):
@@ -311,7 +323,12 @@ def main() -> None:
         low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
         interval = f"{100 * part:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
         print(f"{name}: with another problem's solution {interval} of the gain")
-    table("arithmetic/long", {"base": base})
+    long = table("arithmetic/long", {"base": base})
+    for clip, mine, theirs in (
+        ("per-token", "opasd-paper", "opsd-paper-per-token"),
+        ("pointwise", "opasd-paper-pointwise", "opsd-paper"),
+    ):
+        print(f"opasd - opsd, {clip} clip: {long[mine].minus(long[theirs])}")
     for folder in ("objectives", "references", "long"):
         texts(f"arithmetic/{folder}", base)
     larger = evaluated("arithmetic/1.5b", "base")
@@ -322,11 +339,12 @@ def main() -> None:
     base = evaluated("math/objectives", "base")
     print(f"\nMATH-500, 0.5B, base: {base}")
     both = table("math/objectives", {"base": base})
-    print(f"opasd - opsd: {both['opasd-seed-1'].minus(both['opsd-seed-1'])}")
+    over_seeds(both, base, ("opasd", "opsd", "attention", "opsd-pointwise", "opsd-per-token"))
     base = evaluated("gsm8k/1.5b", "base")
     print(f"\nGSM8K, 1.5B, base: {base}")
     table("gsm8k/1.5b-controls", {"base": base})
     read_gsm8k()
+    layers()
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def objectives() -> None:
     base, rest = answers("base")
     print(f"base {shown(base)}; {rest}")
     means = {}
-    for name in ("opasd", "opsd"):
-        found = [answers(f"{name}-seed-{seed}") for seed in SEEDS]
+    for name in ("opasd", "opsd", "opsd-pointwise", "opsd-per-token", "attention"):
+        found = [answers(f"{name}-seed-{seed}", sweep_of(f"{name}-seed-{seed}")) for seed in SEEDS]
         for seed, (right, rest) in zip(SEEDS, found, strict=True):
             print(f"{name} {seed} {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
         shares = [100 * right.mean() for right, _ in found]
@@ -58,10 +58,12 @@ def objectives() -> None:
             f"{shown(means[name] - base, sign='+')}"
         )
     print(f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}")
-    for name in ("attention", "opsd-per-token"):
-        right, rest = answers(f"{name}-seed-1", "controls")
-        print(f"{name} 1 {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
     print()
+
+
+def sweep_of(run: str) -> str:
+    """The sweep in which a run was evaluated."""
+    return next(sweep for sweep in ("objectives", "controls") if (HERE / sweep / f"{run}.evaluation").is_dir())
 
 
 def training() -> None:
