@@ -17,6 +17,10 @@ _SHORT_OF_MEMORY = re.compile(
 """A line in which an exception says so; CUBLAS_STATUS_EXECUTION_FAILED and the like have other causes too."""
 
 
+_STRANGERS = re.compile(r"\bProcess \d+ has [\d.]+ GiB memory in use\b")
+"""How PyTorch tells of other processes on the device; those that hold little are no reason."""
+
+
 def tail(path: Path, start: int = 0, size: int = 8192) -> bytes:
     """The end of a file, but nothing before `start`; nothing where it cannot be read."""
     try:
@@ -39,3 +43,8 @@ def last_words(log: Path, start: int) -> tuple[str, bool]:
     told = max(short | {place for place, line in enumerate(lines) if line.startswith("error: ")}, default=None)
     chosen = [line for line in lines if line.strip()][-1:] if told is None else lines[told:]
     return " ".join(" ".join(chosen).removeprefix("error: ").split())[:500], told in short
+
+
+def beside_strangers(message: str) -> bool:
+    """Whether a message about memory tells of other processes that hold it."""
+    return _STRANGERS.search(message) is not None

@@ -31,7 +31,7 @@ from opasd.recipes.checking import leaves
 from opasd.run import RunFolder, with_absolute_paths
 from opasd.sweep.commands import Commands
 from opasd.sweep.fields import get
-from opasd.sweep.logs import last_words, tail
+from opasd.sweep.logs import beside_strangers, last_words, tail
 from opasd.sweep.machine import Machine
 from opasd.sweep.spec import EVALUATION, Planned
 
@@ -302,7 +302,7 @@ class Sweeping:
             self.waiting.insert(0, place)
             return
         message, short_of_memory = last_words(place.log, one.log_start)
-        if code != 0 and short_of_memory and one.beside:
+        if code != 0 and short_of_memory and not one.alone and (one.beside or beside_strangers(message)):
             # Not noted: nothing is known yet of how it ends.
             self._alone.add(name)
             self.waiting.append(place)
@@ -310,6 +310,8 @@ class Sweeping:
             self._tell(
                 f"{name}: out of GPU memory beside {others}; tried again alone when they are done "
                 "(fewer --jobs avoid this)"
+                if one.beside
+                else f"{name}: out of GPU memory beside processes of others; tried again at the end"
             )
             return
         place.note(one.stage, code, seconds, message)
