@@ -29,7 +29,7 @@ def counted(row: dict[str, Any]) -> dict[str, Any]:
     if "text" not in row:
         return row
     rest = {key: value for key, value in row.items() if key != "text"}
-    return rest | {"markers": count_markers(row["text"]).total(), "leak": LEAK.search(row["text"]) is not None}
+    return rest | {"markers": dict(count_markers(row["text"])), "leak": LEAK.search(row["text"]) is not None}
 
 
 def answers(text: str, counts: bool) -> str:

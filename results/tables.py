@@ -103,7 +103,8 @@ class Evaluated:
             f"{unboxed:.1f} % without an answer",
         ]
         if first := [row for row in map(counted, self.rows) if "markers" in row]:
-            markers, tokens, leaks = (sum(row[key] for row in first) for key in ("markers", "tokens", "leak"))
+            markers = sum(sum(row["markers"].values()) for row in first)
+            tokens, leaks = (sum(row[key] for row in first) for key in ("tokens", "leak"))
             cells += [f"{1000 * markers / tokens:.2f} markers per 1,000", f"{100 * leaks / len(first):.1f} % leak"]
         return ", ".join(cells)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from opasd.analysis.markers import count_markers
 from opasd.evaluation.statistics import estimate
 
 HERE = Path(__file__).parent
@@ -38,9 +39,16 @@ def answers(name: str, sweep: str = "objectives") -> tuple[np.ndarray, str]:
     rest = (
         f"Pass@4 {100 * result['pass']['4']['mean']:.1f}, {result['tokens']['mean']:.0f} tokens, "
         f"{100 * result['truncated']['mean']:.1f} % cut off, {verdicts['no_answer']} without a box, right among those "
-        f"with one {100 * verdicts['correct'] / boxed:.1f} %"
+        f"with one {100 * verdicts['correct'] / boxed:.1f} %, {markers(folder):.2f} markers per 1,000"
     )
     return right, rest
+
+
+def markers(folder: Path) -> float:
+    """Epistemic markers per 1,000 tokens of each problem's first answer, whose text is kept, or its counts."""
+    rows = [row for row in rows_of(folder / "samples.jsonl.gz") if "text" in row or "markers" in row]
+    found = [row["markers"] if "markers" in row else count_markers(row["text"]) for row in rows]
+    return 1000 * sum(sum(counts.values()) for counts in found) / sum(row["tokens"] for row in rows)
 
 
 def objectives() -> None:

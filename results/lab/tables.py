@@ -39,8 +39,8 @@ def answers(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def markers(name: str) -> float:
     samples = rows_of(HERE / f"{name}.evaluation" / "samples.jsonl.gz")
-    found = [row["markers"] if "markers" in row else count_markers(row["text"]).total() for row in samples]
-    return 1000 * sum(found) / sum(row["tokens"] for row in samples)
+    found = [row["markers"] if "markers" in row else count_markers(row["text"]) for row in samples]
+    return 1000 * sum(sum(counts.values()) for counts in found) / sum(row["tokens"] for row in samples)
 
 
 def trend(names: list[str], metric: str, form: str = "{:.3f}") -> str:

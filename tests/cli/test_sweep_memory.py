@@ -42,9 +42,9 @@ def work(name):
     if then == "memory":
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.")
     if then == "strangers":
-        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 446.00 MiB. GPU 0 has a total capacity of 139.80 GiB "
-            "of which 126.31 MiB is free. Process 1110 has 66.00 MiB memory in use. Process 1200 has 21.78 GiB memory in "
-            "use. Including non-PyTorch memory, this process has 18.35 GiB memory in use.")
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 446.00 MiB. GPU 0 has a total capacity of "
+            "139.80 GiB of which 126.31 MiB is free. Process 1110 has 66.00 MiB memory in use. Process 1200 has "
+            "21.78 GiB memory in use. Including non-PyTorch memory, this process has 18.35 GiB memory in use.")
     if then == "vllm":
         from opasd.errors import ConfigError
         raise ConfigError("vLLM cannot serve lab: CUDA error: out of memory (its settings)")
@@ -169,7 +169,9 @@ def test_beside_processes_of_others_it_is_tried_once_more_at_the_end(tmp_path: P
     for name in "ab":
         assert errors.count(f"{name}: out of GPU memory beside processes of others; tried again at the end\n") == 1
     assert "a: failed" not in errors
-    assert "b: failed (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 446.00 MiB." in errors
+    assert (
+        "b: failed (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 446" in errors
+    )
     assert [len(some.spans(name)) for name in "abc"] == [2, 2, 1]
     assert some.spans("c")[0][1] < some.spans("a")[1][0] < some.spans("b")[1][0]
 

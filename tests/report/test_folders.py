@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opasd.analysis.markers import count_markers, density_by_marker
 from opasd.errors import ConfigError
 from opasd.recipes.reading import read_yaml, write_yaml
 from opasd.report.folders import ROLLOUT, Run, read_evaluation, read_run, read_runs
@@ -194,6 +195,32 @@ def test_answers_without_their_text_are_counted_and_not_shown(tmp_path):
         f"e/samples.jsonl: {count} answers are without their text: they are counted, and not shown" in packed[0].notes
     )
     make(packed).page.html()
+
+
+def test_counts_stand_for_texts_that_are_not_on_record(tmp_path):
+    evaluation = make_evaluation(tmp_path / "e", {"base": None})
+    samples = evaluation / "samples.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    for row in rows:
+        row["text"] = f"Wait, maybe. {row['text']} Let me check."
+        row["tokens"] = len(row["ids"])
+    samples.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (whole,) = read_evaluation(evaluation)
+    counts = [dict(count_markers(row.pop("text"))) for row in rows]
+    samples.write_text(
+        "".join(f"{json.dumps(row | {'markers': found})}\n" for row, found in zip(rows, counts, strict=True))
+    )
+    (packed,) = read_evaluation(evaluation)
+    assert not packed.samples
+    assert density_by_marker(packed.counted["set"]) == density_by_marker(whole.counted["set"])
+    assert density_by_marker(packed.counted["set"])["wait"] > 0
+    make([packed]).page.html()
+    odd = [None, 3, [], "wait", {"wait": "many", "check": 2}, {"other": 5}, {"wait": float("nan")}]
+    samples.write_text(
+        "".join(f"{json.dumps(row | {'markers': found})}\n" for row, found in zip(rows, odd, strict=False))
+    )
+    (hostile,) = read_evaluation(evaluation)
+    assert [dict(one.markers) for one in hostile.counted["set"]] == [{"check": 2}, {}, {}]
 
 
 def test_a_runs_copy_of_its_evaluation_gives_its_results(tmp_path):

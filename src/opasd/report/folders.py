@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opasd.analysis.curves import Point, curve, number, validation_curves
-from opasd.analysis.markers import Counted, count_markers
+from opasd.analysis.markers import MARKERS, Counted, count_markers
 from opasd.analysis.spending import Spending, spending
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.reading import read_yaml
@@ -50,6 +50,8 @@ class Sample:
     truncated: bool
     found: str = ""
     """The answer that the grader read off the text, where it is on record."""
+    markers: tuple[tuple[str, int], ...] | None = None
+    """How often each marker stands in a text that is not on record itself, where that is."""
 
     @property
     def key(self) -> tuple[str, int | None, str, int]:
@@ -130,6 +132,9 @@ class Run:
         found: defaultdict[str, list[Counted]] = defaultdict(list)
         for one in self.samples:
             found[one.dataset].append(Counted(count_markers(one.text), one.tokens, one.correct, one.step))
+        for one in self.without_text:
+            if one.markers is not None:
+                found[one.dataset].append(Counted(dict(one.markers), one.tokens, one.correct, one.step))
         return dict(found)
 
     def curve(self, name: str) -> list[Point]:
@@ -219,7 +224,9 @@ def read_evaluation(path: Path) -> list[Run]:
             models.setdefault(name, Run(name, path, "evaluated")).samples.append(sample)
         elif isinstance(row.get("verdict"), str) and number(row.get("tokens")) is not None:
             graded = _sample(row | {"text": ""}, str(row.get("benchmark") or "evaluation"))
-            models.setdefault(name, Run(name, path, "evaluated")).without_text += [graded] if graded else []
+            if graded is not None:
+                graded = replace(graded, markers=_markers(row.get("markers")))
+                models.setdefault(name, Run(name, path, "evaluated")).without_text.append(graded)
     if count := sum(len(model.without_text) for model in models.values()):
         whole.notes.append(f"samples.jsonl: {count} answers are without their text: they are counted, and not shown")
     found = list(models.values()) or [whole]
@@ -475,6 +482,13 @@ def _sample(row: dict[str, Any], dataset: str, *, answer_is_known: bool = True) 
         correct=bool(correct) if isinstance(correct, bool | int | float) else None,
         truncated=row.get("finish_reason") == "length",
     )
+
+
+def _markers(counts: Any) -> tuple[tuple[str, int], ...] | None:
+    """Counts of markers as a record has them; None where it has none, or something else."""
+    if not isinstance(counts, dict):
+        return None
+    return tuple((name, int(count)) for name in MARKERS if (count := number(counts.get(name))) is not None)
 
 
 def _first(row: dict[str, Any], *names: str) -> Any:
