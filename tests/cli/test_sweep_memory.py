@@ -169,9 +169,7 @@ def test_beside_processes_of_others_it_is_tried_once_more_at_the_end(tmp_path: P
     for name in "ab":
         assert errors.count(f"{name}: out of GPU memory beside processes of others; tried again at the end\n") == 1
     assert "a: failed" not in errors
-    assert (
-        "b: failed (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 446" in errors
-    )
+    assert "b: failed (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 446" in errors
     assert [len(some.spans(name)) for name in "abc"] == [2, 2, 1]
     assert some.spans("c")[0][1] < some.spans("a")[1][0] < some.spans("b")[1][0]
 
