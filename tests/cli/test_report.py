@@ -12,7 +12,7 @@ def test_a_report_of_runs_and_published_numbers(tmp_path, capsys):
     make_run(tmp_path / "runs", "two", finished=False)
     evaluation = make_evaluation(tmp_path / "evaluations" / "e", {"base": None, "one": run})
     out = tmp_path / "out"
-    arguments = [str(tmp_path / "runs"), str(evaluation), "--facts", "paper", "--out", str(out), "--title", "T"]
+    arguments = [str(tmp_path / "runs"), str(evaluation), "--facts", "paper", "--output", str(out), "--title", "T"]
     assert main(["report", *arguments]) == 0
     said = capsys.readouterr()
     assert said.out == f"{out / 'report.html'}\n"

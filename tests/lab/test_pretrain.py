@@ -83,7 +83,7 @@ def test_a_step_in_groups_is_a_plain_step_on_one_padded_batch():
 )
 def test_impossible_settings_are_told(tmp_path, flags, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["--out", str(tmp_path / "new"), *flags])
+        main(["--output", str(tmp_path / "new"), *flags])
     assert stopped.value.code == 2
     assert flags[0] in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -26,7 +26,12 @@ def run(args: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampled answer (default: 0)")
     parser.add_argument("--max-new-tokens", type=_count, metavar="N", help="longest answer (default: the run's)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="page to write (default: in the run's attention folder)"
+        "--output",
+        "--out",
+        dest="out",
+        type=Path,
+        metavar="FILE",
+        help="page to write (default: in the run's attention folder)",
     )
     options = parser.parse_args(args)
     if options.completion is not None and len(options.problem) > 1:

@@ -372,7 +372,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Pretrain from the command line."""
     default = Settings()
     parser = argparse.ArgumentParser(description="Pretrain the embedded model.")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
+    parser.add_argument(
+        "--output", "--out", dest="out", metavar="DIR", type=Path, required=True, help="folder to write; must not exist"
+    )
     parser.add_argument("--size", default=default.size, choices=SIZES, help="architecture")
     parser.add_argument("--seed", type=int, default=default.seed)
     for name, least in (("steps", 1), ("batch", GROUPS), ("examples", GROUPS), ("measured", 4)):
