@@ -38,6 +38,8 @@ LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \
 EQUATION = re.compile(r"(?<![\d.])(\d+)\s*(\+|-|\\times|\*|×|\\cdot)\s*(\d+)\s*=\s*(\d{1,7})(?![\d.])")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 BACKWARDS = re.compile(r"\b(?:in reverse|backwards?|from the final answer|reverse order|reverse the)\b", re.IGNORECASE)
+REFUSAL = re.compile(r"I(?:'m| am) sorry|I apologize", re.IGNORECASE)
+PROVIDED = re.compile(r"\bsolution\b[^.]*\bprovided\b|\bprovided\b[^.]*\bsolution\b", re.IGNORECASE)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -216,6 +218,8 @@ def texts(folder: str, base: Evaluated) -> None:
     models = {"base": base} | {name: evaluated(folder, name) for name in names_of(folder)}
     for name, model in models.items():
         rows = model.texts
+        if not rows:
+            continue
         found: dict[str, list[bool]] = {}
         for row in rows:
             found.setdefault(form(row["text"]), []).append(row["verdict"] == "correct")
@@ -239,6 +243,8 @@ def texts(folder: str, base: Evaluated) -> None:
         cut = [endless(row["text"]) for row in rows if row["finish_reason"] == "length"]
         shares = {
             "an output block": np.mean(["```output" in row["text"] for row in rows]),
+            "a refusal": np.mean([REFUSAL.match(row["text"]) is not None for row in rows]),
+            "a solution that was provided": np.mean([PROVIDED.search(row["text"]) is not None for row in rows]),
             "backwards": np.mean([BACKWARDS.search(row["text"]) is not None for row in rows]),
             "wrong with a false equation, of those not right": np.mean(
                 [not all(several) for several, row in zip(judged, rows, strict=True) if row["verdict"] != "correct"]
@@ -306,7 +312,7 @@ def main() -> None:
     base = evaluated("arithmetic/objectives", "base")
     print(f"arithmetic, 0.5B, base: {base}")
     found = table("arithmetic/objectives", {"base": base})
-    over_seeds(found, base, ("opasd", "opsd", "attention"))
+    over_seeds(found, base, ("opasd", "opsd", "attention", "opsd-pointwise"))
     one = {"opasd": found["opasd-seed-1"], "opsd": found["opsd-seed-1"]}
     for other, model in one.items():
         print(f"opasd-problem-seed-1 - {other}: {found['opasd-problem-seed-1'].minus(model)}")
@@ -330,7 +336,7 @@ def main() -> None:
         ("pointwise", "opasd-paper-pointwise", "opsd-paper"),
     ):
         print(f"opasd - opsd, {clip} clip: {long[mine].minus(long[theirs])}")
-    for folder in ("objectives", "references", "long"):
+    for folder in ("objectives", "references", "ablations", "long"):
         texts(f"arithmetic/{folder}", base)
     larger = evaluated("arithmetic/1.5b", "base")
     print(f"\narithmetic, 1.5B, base: {larger}")
