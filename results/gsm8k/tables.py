@@ -54,18 +54,24 @@ def markers(folder: Path) -> float:
 def objectives() -> None:
     base, rest = answers("base")
     print(f"base {shown(base)}; {rest}")
-    means = {}
+    means, seeds = {}, {}
     for name in ("opasd", "opsd", "opsd-pointwise", "opsd-per-token", "attention"):
         found = [answers(f"{name}-seed-{seed}", sweep_of(f"{name}-seed-{seed}")) for seed in SEEDS]
         for seed, (right, rest) in zip(SEEDS, found, strict=True):
             print(f"{name} {seed} {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
         shares = [100 * right.mean() for right, _ in found]
         means[name] = np.mean([right for right, _ in found], 0)
+        seeds[name] = np.array(shares)
         print(
             f"{name} {np.mean(shares):.1f} ± {np.std(shares, ddof=1):.1f} over seeds, against base "
             f"{shown(means[name] - base, sign='+')}"
         )
-    print(f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}")
+    gaps = seeds["opasd"] - seeds["opsd"]
+    half = 4.303 * gaps.std(ddof=1) / len(gaps) ** 0.5  # the 97.5 % quantile of Student's t with two degrees
+    print(
+        f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}, over seeds "
+        f"[{gaps.mean() - half:+.2f}, {gaps.mean() + half:+.2f}]"
+    )
     print()
 
 

@@ -164,6 +164,13 @@ def test_an_evaluation_belongs_to_the_runs_that_are_shown_and_the_base_comes_fir
     assert trained.answers["set"][0].found in ("7", "8")
 
 
+def test_runs_of_a_folder_come_in_the_order_of_their_numbers(tmp_path):
+    names = ["a-seed-1", "a-seed-42", "a-seed-123", "a-seed-123.x", "b", "b-0.25", "b-0.5", "b-2"]
+    for name in reversed(names):
+        make_run(tmp_path, name)
+    assert [run.name for run in read_runs([tmp_path])] == names
+
+
 def test_an_evaluation_that_is_not_finished(tmp_path):
     evaluation = make_evaluation(tmp_path / "e", {"base": None})
     (evaluation / "evaluation.json").unlink()

@@ -9,6 +9,7 @@ replacement characters, and a value of the wrong kind is a missing one.
 
 import gzip
 import json
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -239,13 +240,20 @@ def _expand(path: Path) -> list[Path]:
         raise ConfigError(f"no folder {path}; give run folders, such as runs/NAME, or a folder of them")
     if _is_run(path) or _is_evaluation(path):
         return [path]
-    inner = sorted(child for child in path.iterdir() if child.is_dir() and (_is_run(child) or _is_evaluation(child)))
+    children = (child for child in path.iterdir() if child.is_dir() and (_is_run(child) or _is_evaluation(child)))
+    inner = sorted(children, key=lambda child: _by_numbers(child.name))
     if not inner:
         raise ConfigError(
             f"{path} holds no run: no config.yaml, metrics.jsonl or evaluation.json in it or one level below; give the "
             "folder that `opasd train` or `opasd evaluate` made"
         )
     return inner
+
+
+def _by_numbers(name: str) -> list[tuple[float, str]]:
+    """Sorts seed-42 before seed-123, and 0.25 before 0.5."""
+    parts = re.split(r"([0-9]+(?:\.[0-9]+)?)", name)
+    return [(float(part), "") if place % 2 else (-1.0, part) for place, part in enumerate(parts)]
 
 
 def _is_run(path: Path) -> bool:
