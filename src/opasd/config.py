@@ -275,6 +275,8 @@ class ServersConfig(Section):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"got {url!r}; give addresses such as http://localhost:8000")
+            if parts.username is not None or parts.password is not None:
+                raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
         if len({url.rstrip("/") for url in urls}) < len(urls):
             raise ValueError("the same address twice; give each server once")
         return urls

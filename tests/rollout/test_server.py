@@ -355,3 +355,10 @@ def test_an_address_must_be_one(url):
         ServersConfig(urls=(url,))
     with pytest.raises(ValueError, match="twice"):
         ServersConfig(urls=("http://a", "http://a/"))
+
+
+@pytest.mark.parametrize("url", ["http://me:hidden@a:8000", "https://:hidden@a"])
+def test_a_password_in_an_address_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match="VLLM_API_KEY") as told:
+        ServersConfig(urls=(url,))
+    assert "hidden" not in told.value.errors(include_url=False, include_input=False)[0]["msg"]
