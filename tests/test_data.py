@@ -12,6 +12,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -425,6 +426,8 @@ HALF = "half a surrogate pair, or a byte that is not UTF-8"
         (row(answer=["1"]), "column \"answer\" is list ['1'], not text or a number"),
         (row(answer={}), 'column "answer" is dict {}, not text or a number'),
         (row(answer=math.nan), 'column "answer" is float nan, not text or a number'),
+        (row(answer=10**5000), 'column "answer" is a number of too many digits'),
+        (row(answer=Decimal("sNaN")), "column \"answer\" is Decimal Decimal('sNaN'), not text or a number"),
         (row(Answer="\0"), 'column "Answer" holds U+0000 (NUL) at character 1'),
         ("text", "is str 'text', not an object with columns"),
         (None, "is null, not an object with columns"),
@@ -452,6 +455,8 @@ def test_what_makes_a_row_bad(bad: Any, found: str) -> None:
         ({"answer": 42}, "42"),
         ({"answer": 42.0}, "42.0"),
         ({"answer": 10**30}, "1" + "0" * 30),
+        ({"answer": -(10**400)}, "-1" + "0" * 400),
+        ({"answer": Decimal("12.50")}, "12.50"),
         ({"answer": np.int64(5)}, "5"),
         ({"answer": np.float64(0.5)}, "0.5"),
         ({"answer": Fraction(1, 3)}, "1/3"),

@@ -275,3 +275,13 @@ def test_report() -> None:
     assert report.skipped_ids == {"student_too_long": [f"long{i}" for i in range(5)], "text": ["broken"]}
     with pytest.raises(PromptError, match="long0"):
         builder.pairs(problems)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("start", ["\n", "\n\n  ", " ", "\t", "\r\n"])
+def test_a_reference_may_begin_with_a_solution_that_begins_with_white_space(name: str, start: str) -> None:
+    bare = built(name, reference="{solution}\n\n")
+    pair = bare.pair(Problem("What is 12 + 30?", f"{start}1. 12 + 30 = 42."))
+    plain = bare.pair(Problem("What is 12 + 30?", "1. 12 + 30 = 42."))
+    assert pair.teacher_ids == plain.teacher_ids
+    assert pair.student_question == plain.student_question

@@ -19,6 +19,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from typing import Any, cast, overload
 
@@ -182,9 +183,20 @@ def _answer(row: Mapping[str, Any], columns: ColumnConfig) -> str | None:
         if columns.answer_pattern and (found := re.search(columns.answer_pattern, text)):
             text = found[1] or ""
         return text if text.strip() else None
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+    if not _is_number(value):
+        raise BadRow(column, f"is {_found(value)}, not text or a number")
+    try:
         return str(value)
-    raise BadRow(column, f"is {_found(value)}, not text or a number")
+    except ValueError:  # longer than Python writes out
+        raise BadRow(column, "is a number of too many digits") from None
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    if isinstance(value, bool | numbers.Rational):
+        return not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def _cell(row: Mapping[str, Any], column: str) -> object:

@@ -140,7 +140,17 @@ class PromptBuilder:
         return pairs, report
 
     def _shown(self, problem: Problem) -> dict[str, str]:
-        """What the reference shows of the problem."""
+        """What the reference shows of the problem.
+
+        What it begins with stands behind the question's line break, with which white space would join to tokens that
+        the student does not have.
+        """
+        return {
+            name: text.lstrip() if self.config.reference.startswith(f"{{{name}}}") else text
+            for name, text in self._fields(problem).items()
+        }
+
+    def _fields(self, problem: Problem) -> dict[str, str]:
         if "answer" not in self.config.reference_fields():
             return {"solution": problem.solution}
         if problem.answer is None:

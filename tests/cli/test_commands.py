@@ -90,9 +90,17 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
     args = ["--train.bf16", "true", "--train.gradient_checkpointing=false", "--validation.thinking", "true"]
     args += ["--train.extra.optim", "sgd", "--train.extra.adam_beta2=0.9", "--train.save-total-limit", "null"]
     args += ["--validation-data.my-set.source", "a/b", "--validation_data.my-set.columns.solution", "q"]
+    args += ["--validation-data.my-set.columns.answer-pattern", r"####\s*(.+)", "--validation-data.2.source", "a/b"]
+    args += ["--validation-data.2.columns.solution", "null", "--validation-data.2.sample", "5"]
+    args += ["--validation-data.2.columns.answer", "2024"]
+    args += ["--prompts.template-options.note", "a #b"]
     code, text, errors = opasd("validate", *args, "lab", "--train.report-to")
     assert code == 0, errors
     config = parse_yaml(text, "output")
+    assert config["validation_data"]["my-set"]["columns"]["answer_pattern"] == r"####\s*(.+)"
+    other = config["validation_data"]["2"]
+    assert (other["columns"]["answer"], other["columns"]["solution"], other["sample"]) == ("2024", None, 5)
+    assert config["prompts"]["template_options"] == {"note": "a #b"}
     assert (config["train"]["bf16"], config["train"]["gradient_checkpointing"]) == (True, False)
     assert config["train"]["extra"] == {"optim": "sgd", "adam_beta2": 0.9}
     assert (config["train"]["save_total_limit"], config["validation"]["thinking"]) == (None, True)
@@ -121,6 +129,8 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
         (["--train.extra.seed", "1"], ["set train.seed"]),
         (["--train.extra.output_dir", "x"], ["output_dir and name"]),
         (["--train.extra.hub_token", "x"], ["train.extra.hub_token: a secret would be kept", "HF_TOKEN"]),
+        (["--train.report-to", "tensorbord"], ["train.report_to: got 'tensorbord'; transformers has all, ", "wandb"]),
+        (["--train.extra.num_train_epochs", "1"], ["train.extra.num_train_epochs: train.max_steps says how long"]),
         (["--validation-data.x.sorce", "y"], ["did you mean validation_data.x.source?"]),
         (["--num-processes", "0"], ["--num-processes: got 0"]),
         (["--name", "../x"], ["name: got '../x'"]),

@@ -156,6 +156,9 @@ def test_plain_words_mean_what_they_look_like() -> None:
     assert [parse_value(t) for t in ("1e-4", "true", "a: b", "[1, x]", "a#b", "")] == [
         1e-4, True, "a: b", [1, "x"], "a#b", None,
     ]  # fmt: skip
+    for text in ("a #b", "#", r"####\s*(.+)", "5 # five"):
+        assert parse_value(text) == text
+    assert parse_value('"a #b"') == "a #b"
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

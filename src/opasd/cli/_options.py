@@ -7,12 +7,13 @@ mistake in a file and one in a flag read the same. Keys of free mappings are fla
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from opasd.config import RunConfig
+from opasd.config import DataConfig, RunConfig, Section
 from opasd.recipes import Recipe, laid_over, load_recipe, merged
 from opasd.recipes.checking import as_section, leaves, to_config
 from opasd.recipes.reading import parse_value
@@ -102,11 +103,24 @@ def _take_mappings(args: list[str]) -> tuple[list[str], dict[str, Any]]:
         if not equals:
             text = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
         name, *inner = key.split(".") if start == "--validation-data." else [key]
+        inner = [part.replace("-", "_") for part in inner]
         value: Any = parse_value(text)
-        for part in reversed([*_MAPPINGS[start], name, *(part.replace("-", "_") for part in inner)]):
+        if (members := _members(DataConfig, inner)) - {NoneType} == {str} and not isinstance(value, str):
+            value = None if value is None and NoneType in members else text
+        for part in reversed([*_MAPPINGS[start], name, *inner]):
             value = {part: value}
         found = merged(found, value)
     return rest, found
+
+
+def _members(section: type[Section], path: list[str]) -> set[Any]:
+    """The types that a field of a section may have; none for what is no field."""
+    kind: Any = section
+    for part in path:
+        inner = as_section(kind)
+        known = inner.model_fields.get(part) if inner else None
+        kind = known.annotation if known else None
+    return set(get_args(kind)) or {kind}
 
 
 def _tidy(args: list[str]) -> Iterable[str]:

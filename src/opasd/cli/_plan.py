@@ -154,6 +154,8 @@ def _combinations(config: RunConfig) -> Iterator[str]:
     for tracker in train.report_to:
         if tracker in TRACKERS and find_spec(tracker) is None:
             yield f"train.report_to: {tracker} is not installed; pip install {tracker}, or leave it out"
+        elif (known := _trackers()) and tracker not in known:
+            yield f"train.report_to: got {tracker!r}; transformers has {', '.join(sorted(known))}"
     if train.extra:
         yield from _extra(train.extra, set(type(train).model_fields) - {"extra"})
 
@@ -175,6 +177,8 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
             yield f"train.extra.{key}: this has a field of its own; set train.{key}"
         elif key in ("output_dir", "overwrite_output_dir"):
             yield f"train.extra.{key}: the run's folder is chosen with output_dir and name, and never overwritten"
+        elif key == "num_train_epochs":
+            yield "train.extra.num_train_epochs: train.max_steps says how long a run is; set that"
         elif key.endswith("_token"):
             yield f"train.extra.{key}: a secret would be kept in the run's folder and card; set HF_TOKEN instead"
         elif known and key not in known:
@@ -183,13 +187,23 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
             yield f"train.extra.{key}: no field of transformers' TrainingArguments; {hint}"
 
 
-def _training_arguments() -> set[str]:
-    """The fields' names, read from the installed source: importing it takes seconds."""
+def _trackers() -> set[str]:
+    found = re.search(
+        r"^INTEGRATION_TO_CALLBACK = \{(.*?)\}", _source("integrations/integration_utils.py"), re.M | re.S
+    )
+    return {*re.findall(r'"(\w+)":', found[1]), "all", "none"} if found else set()
+
+
+def _source(name: str) -> str:
+    """A file of the installed transformers, whose import takes seconds; empty where there is none."""
     spec = find_spec("transformers")
-    path = Path(spec.origin).with_name("training_args.py") if spec and spec.origin else None
-    if path is None or not path.is_file():
-        return set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    path = Path(spec.origin).parent / name if spec and spec.origin else None
+    return path.read_text(encoding="utf-8") if path and path.is_file() else ""
+
+
+def _training_arguments() -> set[str]:
+    """The fields' names."""
+    tree = ast.parse(_source("training_args.py"))
     found = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments"), None)
     fields = found.body if found else []
     return {n.target.id for n in fields if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}

@@ -123,7 +123,12 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """What a text on the command line stands for: a number, true, false, null, a list, or itself."""
+    """What a text on the command line stands for: a number, true, false, null, a list, or itself.
+
+    It has no comments: `#` is a character like others.
+    """
+    if re.search(r"(?:^|\s)#", text) and not text.startswith(("'", '"')):
+        return text
     try:
         return parse_yaml(f"value: {text}", "command line")["value"]
     except ConfigError:
