@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import statistics
 import subprocess
 from pathlib import Path
@@ -509,6 +510,9 @@ def test_folders_of_other_settings_are_refused(tmp_path: Path) -> None:
     (other,) = load_sweep(["lab"], Changes({}, {"problems": 3})).runs
     with pytest.raises(ConfigError, match=r"lab.evaluation was made with other settings"):
         Place(other, tmp_path).check()
+    shutil.rmtree(tmp_path / "lab")
+    with pytest.raises(ConfigError, match=r"lab.evaluation is of a run that is no longer there"):
+        Place(run, tmp_path).check()
     (tmp_path / "lab-opsd").mkdir()
     with pytest.raises(ConfigError, match="is no run"):
         Place(load_sweep(["lab-opsd"]).runs[0], tmp_path).check()

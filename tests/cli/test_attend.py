@@ -49,6 +49,23 @@ def test_a_run_before_and_after(tmp_path, capsys):
     assert "Where they look" in (tmp_path / "report" / "report.html").read_text()
 
 
+def test_what_is_not_ours_is_not_overwritten(tmp_path, capsys):
+    folder = RunFolder.create(config(tmp_path), "run")
+    train(folder.config, folder.path)
+    mine = tmp_path / "problem-1.json"
+    for content in ("mine", "{}", "[" * 100_000):
+        mine.write_text(content)
+        capsys.readouterr()
+        assert main(["attend", str(folder.path), "--output", str(tmp_path / "page.html"), "--max-new-tokens", "5"]) == 2
+        assert "problem-1.json exists and is no record of ours" in capsys.readouterr().err
+        assert mine.read_text() == content
+        assert not (tmp_path / "page.html").exists()
+    mine.unlink()
+    for _ in range(2):  # its own is replaced
+        assert main(["attend", str(folder.path), "--output", str(tmp_path / "page.html"), "--max-new-tokens", "5"]) == 0
+    assert is_record(json.loads(mine.read_text()))
+
+
 def test_mistakes(tmp_path, capsys):
     (tmp_path / "c").write_text("x")
     for arguments, words in {

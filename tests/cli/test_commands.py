@@ -196,6 +196,33 @@ def test_recipes_are_listed_shown_and_copied(opasd: CommandLine) -> None:
         assert load_recipe(str(target)).config() == load_recipe("opsd-qwen3-8b").config()
     assert "not overwritten" in opasd.refuses("recipes", "copy", "lab", str(opasd.folder / "mine0.yaml"))
     assert "no recipe" in opasd.refuses("recipes", "show", "labb")
+    assert opasd("recipes", "copy", "lab", "--full", str(opasd.folder / "behind.yaml"))[0] == 0
+    assert load_recipe(str(opasd.folder / "behind.yaml")).config() == load_recipe("lab").config()
+
+
+def test_a_copied_recipe_still_finds_what_it_extends(opasd: CommandLine) -> None:
+    for name in ("here", "there"):
+        (opasd.folder / name).mkdir()
+    assert opasd("recipes", "copy", "lab", "here/parent.yaml")[0] == 0
+    (opasd.folder / "here" / "child.yaml").write_text("extends: parent.yaml\ntrain: {max_steps: 3}\n")
+    assert "extends parent.yaml" in opasd.refuses("recipes", "copy", "here/child.yaml", "there")
+    assert not list((opasd.folder / "there").iterdir())
+    assert opasd("recipes", "copy", "here/child.yaml", "there", "--full")[0] == 0
+    assert opasd("recipes", "copy", "here/child.yaml", "here/second.yaml")[0] == 0
+    for copy in ("there/child.yaml", "here/second.yaml"):
+        assert load_recipe(str(opasd.folder / copy)).config().train.max_steps == 3
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["sweep"], ["train", "--resume"], ["recipes", "show"]])
+def test_a_path_that_cannot_be_is_a_mistake(opasd: CommandLine, command: list[str]) -> None:
+    told = opasd.refuses(*command, "a" * 300 + ".yaml")
+    assert "cannot be read or written (File name too long)" in told
+    assert len(told) < 600
+
+
+def test_the_demo_refuses_a_seed_before_it_makes_anything(opasd: CommandLine) -> None:
+    assert "expected a number from 0" in opasd.refuses("demo", "--seed", "-1", "--output", "d")
+    assert not (opasd.folder / "d").exists()
 
 
 def test_env_tells_versions_devices_and_what_is_missing(opasd: CommandLine) -> None:

@@ -165,9 +165,23 @@ def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.Capture
     (here / "out" / "settings.json").write_text('{"targets": ')
     assert evaluate("lab", "--problems", "1", "--output", "out") == 2
     assert "settings.json is damaged" in capfd.readouterr().err
+    (here / "out" / "settings.json").write_bytes(b"\xff")
+    assert evaluate("lab", "--problems", "1", "--output", "out") == 2
+    assert "settings.json is damaged" in capfd.readouterr().err
     (here / "out" / "settings.json").rename(here / "out" / "samples.jsonl")
     assert evaluate("lab", "--problems", "1", "--output", "out") == 2
     assert "has samples.jsonl but no settings.json" in capfd.readouterr().err
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(here: Path) -> None:
+    command = [sys.executable, "-m", "opasd.cli", "evaluate", "lab", "--problems", "40", "--output", "e"]
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, -1)); "
+    limited += "os.execv(sys.executable, sys.argv[1:])"
+    cut = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
+    assert cut.returncode == 2, cut.stderr
+    assert "e cannot be written to (File too large); free some space: the same command goes on" in cut.stderr
+    assert "Traceback" not in cut.stderr
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_template_options_are_part_of_the_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

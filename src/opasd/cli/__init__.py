@@ -5,6 +5,7 @@ code. Heavy imports stand inside functions, so that every `--help` is fast.
 """
 
 import difflib
+import errno
 import importlib
 import os
 import pkgutil
@@ -40,6 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail too
         code = BROKEN_PIPE
+    except OSError as error:
+        if debug or error.filename is None or error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            raise
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        shown = name if len(name) <= 200 else f"{name[:200]}…"
+        code = _fail(
+            f"{shown} cannot be read or written ({error.strerror}); give another path, or the right to this one"
+        )
     except ValueError as error:
         # Only pydantic's own error is a user's mistake; importing pydantic here would slow `opasd --help` down.
         if debug or type(error).__name__ != "ValidationError" or "pydantic" not in sys.modules:

@@ -13,7 +13,7 @@ def run(args: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a first look: --steps 6 --problems 300")
     parser.add_argument("--steps", type=_count, help="optimizer steps of each training (default: the recipe's)")
     parser.add_argument("--problems", type=_count, help="held-out problems answered (default: 1200)")
-    parser.add_argument("--seed", type=int, default=42, help="seed of both trainings (default: 42)")
+    parser.add_argument("--seed", type=_seed, default=42, help="seed of both trainings (default: 42)")
     parser.add_argument("--output", type=Path, help="folder to write; must be new (default: runs/demo-SEED or -quick)")
     options = parser.parse_args(args)
     folder = options.output or _fresh(Path("runs") / ("demo-quick" if options.quick else f"demo-{options.seed}"))
@@ -36,6 +36,12 @@ def run(args: list[str]) -> int:
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 4294967295, got {text!r}")
     return int(text)
 
 

@@ -5,6 +5,7 @@ evaluation.json and, for a run, in its folder too.
 """
 
 import argparse
+import errno
 import json
 import shutil
 import sys
@@ -51,6 +52,12 @@ def run(args: list[str]) -> int:
         except KeyboardInterrupt:
             progress.say(f"stopped; what was drawn is in {path}: the same command goes on")
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS):
+                raise
+            raise ConfigError(
+                f"{path} cannot be written to ({error.strerror}); free some space: the same command goes on"
+            ) from error
         finally:
             progress.end()
     if options.json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opasd.errors import ConfigError
 from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
-from opasd.recipes.reading import write_yaml
+from opasd.recipes.reading import parse_yaml, write_yaml
 
 
 def run(args: list[str]) -> int:
@@ -22,12 +22,14 @@ def run(args: list[str]) -> int:
         one.add_argument("--full", action="store_true", help="every field, instead of what differs from the parent")
         if action == "copy":
             one.add_argument("to", metavar="TO", nargs="?", help="file or folder; unset: NAME.yaml here")
-    options = parser.parse_args(args)
+    # Behind a flag argparse no longer takes TO.
+    options = parser.parse_args([word for word in args if word != "--full"])
+    full = "--full" in args
     if options.action == "show":
         recipe = load_recipe(options.name)
-        sys.stdout.write(f"# {' extends '.join((recipe.name, *recipe.parents))}\n" + _text(recipe, full=options.full))
+        sys.stdout.write(f"# {' extends '.join((recipe.name, *recipe.parents))}\n" + _text(recipe, full=full))
     elif options.action == "copy":
-        _copy(load_recipe(options.name), options.to, full=options.full)
+        _copy(load_recipe(options.name), options.to, full=full)
     else:
         _list(as_json=getattr(options, "json", False))
     return 0
@@ -69,6 +71,13 @@ def _copy(recipe: Recipe, to: str | None, *, full: bool) -> None:
         path /= f"{recipe.name}.yaml"
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a configuration's name ends in .yaml; give such a name or an existing folder")
+    extends = None if full else parse_yaml(recipe.text, recipe.where).get("extends")
+    if extends and extends not in recipe_names():
+        there, here = (folder / extends for folder in (Path(recipe.where).parent, path.parent))
+        if there.resolve() != here.resolve():
+            raise ConfigError(
+                f"{recipe.where} extends {extends}, which a copy in {path.parent} would not find; use --full"
+            )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(_text(recipe, full=full))

@@ -64,7 +64,7 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
             write_json(path / SETTINGS, together)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to ({error.strerror}); give another --output") from error
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path / SETTINGS} is damaged ({error}); give a new --output") from error
     return together
 

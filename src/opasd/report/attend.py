@@ -20,6 +20,7 @@ from opasd.recipes import load_recipe
 from opasd.report.attention import Stage, record
 from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
+from opasd.report.viewer import is_record
 from opasd.rollout import Rollout
 from opasd.rollout.engine import derive_seed
 from opasd.rollout.transformers import TransformersEngine, stop_ids
@@ -63,6 +64,8 @@ def attend(
     subject = load(source)
     target = out or _default_target(subject, numbers)
     _check_target(target)
+    for number in numbers if subject.folder is not None else ():
+        _check_record(target.parent / f"problem-{number}.json")
     chosen = _problems(subject, data, numbers)
     look = subject.config.objective.attention.model_copy(update={"layers": layers} if layers else {})
     stages = _stages(subject, look.layers)
@@ -196,11 +199,23 @@ def _read_completion(path: Path | None) -> str | None:
 def _check_target(target: Path) -> None:
     """A page is replaced by a newer one of its kind, and nothing else is."""
     if target.is_dir():
-        raise ConfigError(f"{target} is a folder; give the page's file name as --out")
+        raise ConfigError(f"{target} is a folder; give the page's file name as --output")
     if target.exists():
         with target.open("rb") as file:
             if f'content="{GENERATOR}"'.encode() not in file.read(4000):
-                raise ConfigError(f"{target} exists and is no page of ours, and is not overwritten; give another --out")
+                raise ConfigError(
+                    f"{target} exists and is no page of ours, and is not overwritten; give another --output"
+                )
+
+
+def _check_record(file: Path) -> None:
+    """So are the records beside it."""
+    try:
+        ours = not file.exists() or is_record(json.loads(file.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        ours = False
+    if not ours:
+        raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
 
 
 def _write(target: Path, subject: Subject, numbers: Sequence[int], records: Sequence[dict[str, Any]]) -> None:
@@ -214,4 +229,4 @@ def _write(target: Path, subject: Subject, numbers: Sequence[int], records: Sequ
                 file = target.parent / f"problem-{number}.json"
                 file.write_text(json.dumps(found), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; give another --out") from error
+        raise ConfigError(f"cannot write {target}: {error.strerror}; give another --output") from error

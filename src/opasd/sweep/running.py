@@ -155,6 +155,10 @@ class Place:
                 )
         elif self.path.exists():
             raise ConfigError(f"{self.path} exists and is no run; give another --output")
+        elif self.evaluation.exists() and not self.run.evaluate_only:
+            raise ConfigError(
+                f"{self.evaluation} is of a run that is no longer there; remove it too, or give another --output"
+            )
         before = self.state().get("evaluate", {}).get("settings", self._settings("evaluate"))
         if before != self._settings("evaluate") and self.run.evaluate is not None and self.evaluation.exists():
             raise ConfigError(f"{self.evaluation} was made with other settings; give the same ones or another --output")
