@@ -228,6 +228,34 @@ def test_results_reach_the_run(tmp_path, adapters):
     assert json.loads((tmp_path / "runs" / "first" / "evaluations" / "x.json").read_text()) == found
 
 
+def test_a_runs_copy_is_not_overwritten_by_another_evaluation_of_the_name(tmp_path):
+    about = {"model": "m", "dtype": "float32", "fingerprint": "f", "run": str(tmp_path / "run")}
+    (tmp_path / "run").mkdir()
+
+    def write(folder: str, seed: int, benchmarks: str, result: str) -> None:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        sets = {name: {"fingerprint": name} for name in benchmarks}
+        asked = {"settings": {"profile": {"seed": seed}}, "targets": {"run": about}, "benchmarks": sets}
+        folders.write_results(tmp_path / folder, {"name": "e", **asked, "results": result})
+
+    def there() -> list[str]:
+        copies = (tmp_path / "run" / "evaluations").iterdir()
+        return sorted(json.loads(path.read_text())["results"] for path in copies)
+
+    write("A/e", 0, "p", "A")
+    write("B/e", 1, "p", "B")
+    assert there() == ["A", "B"]
+    write("A/e", 0, "p", "A again")
+    write("B/e", 1, "pq", "B with more")
+    assert there() == ["A again", "B with more"]
+    write("C/e", 0, "q", "C")  # the same settings, of something else
+    assert there() == ["A again", "B with more", "C"]
+    (tmp_path / "run" / "evaluations" / "e.json").write_text("{")
+    write("A/e", 0, "p", "A once more")
+    assert (tmp_path / "run" / "evaluations" / "e.json").read_text() == "{"
+    assert len(list((tmp_path / "run" / "evaluations").glob("e-*.json"))) == 3
+
+
 def test_variables_of_the_chat_template_reach_the_prompts() -> None:
     base = TransformersBase(LAB, max_batch=8)
     base.tokenizer.chat_template = "{{ greeting | default('') }}" + str(base.tokenizer.chat_template)

@@ -4,9 +4,11 @@
     evaluations/base+first-aime24-3f9a12bc/
 
 The same settings find the same folder again and go on in it; targets and benchmarks may be added, anything else is
-refused. Results of a target that is a run are copied to the run's folder, as `evaluations/NAME.json`.
+refused. Results of a target that is a run are copied to the run's folder, as `evaluations/NAME.json`, or
+`NAME-DIGEST.json` where that is another evaluation's.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -27,9 +29,12 @@ _UNSAFE = re.compile(r"[^\w.+-]+")
 
 def default_name(settings: Mapping[str, Any]) -> str:
     """A readable name that differs when any setting does."""
-    digest = hashlib.blake2b(json.dumps(_identity(settings), sort_keys=True).encode(), digest_size=4).hexdigest()
     names = "-".join("+".join(settings[part]) for part in ADDED)
-    return f"{_UNSAFE.sub('_', names)[:80].strip('.')}-{digest}"
+    return f"{_UNSAFE.sub('_', names)[:80].strip('.')}-{_digest(settings)}"
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(_identity(settings), sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,9 +109,31 @@ def write_results(path: Path, evaluation: dict[str, Any]) -> None:
             copies = Path(target["run"]) / "evaluations"
             try:
                 copies.mkdir(exist_ok=True)
-                write_json(copies / f"{path.name}.json", evaluation)
+                write_json(_copy(copies, path.name, evaluation), evaluation)
             except OSError:
                 continue  # a run that is only to be read
+
+
+def _copy(copies: Path, name: str, evaluation: Mapping[str, Any]) -> Path:
+    """Where the copy belongs: over its own earlier one, never over that of another evaluation of this name."""
+    first, settings = copies / f"{name}.json", _settings(evaluation)
+    for there in (first, *sorted(copies.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 8}.json"))):
+        if not there.exists() or _continues(there, settings):
+            return there
+    return copies / f"{name}-{_digest(settings)}.json"
+
+
+def _continues(there: Path, settings: dict[str, Any]) -> bool:
+    """Whether the settings are those of the results that are there, or add to them."""
+    try:
+        before = _settings(json.loads(there.read_text(encoding="utf-8")))
+        return _identity(_together(there, before, settings)) == _identity(settings)
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(evaluation["settings"]) | {part: evaluation[part] for part in ADDED}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ replacement characters, and a value of the wrong kind is a missing one.
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections import defaultdict
@@ -96,6 +97,12 @@ class Run:
     """Answers of which verdict and length alone are on record: counted, not shown."""
     results: list[Result] = field(default_factory=list)
     """Of evaluations."""
+    evaluation: Path | None = None
+    """The evaluation's folder, or else its copy without the ending; the first of several."""
+    how: dict[str, Any] = field(default_factory=dict)
+    """What was evaluated and what decided the answers, as far as it is on record."""
+    others: list["Run"] = field(default_factory=list)
+    """A run's own copies of evaluations that are not comparable with its results: rows of their own."""
     origin: str = ""
     """What an evaluated model is: its adapter's folder, or nothing for a base."""
     beside: Path | None = None
@@ -160,8 +167,13 @@ class Run:
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs of all folders, each under a name of its own; a folder of run folders stands for them."""
-    found = list(dict.fromkeys(one for path in paths for one in _expand(path)))
-    runs = [read_run(path) for path in found if not _is_evaluation(path)]
+    once: dict[Path, Path] = {}
+    for path in paths:
+        for one in _expand(path):
+            once.setdefault(one.resolve(), one)
+    found = list(once.values())
+    trained = [read_run(path) for path in found if not _is_evaluation(path)]
+    runs = [one for run in trained for one in (run, *run.others)]
     for path in found:
         if _is_evaluation(path):
             for answered in read_evaluation(path):
@@ -172,7 +184,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 def read_run(path: Path) -> Run:
     """A run's folder, whatever is in it."""
-    run = Run(path.resolve().name or str(path), path)
+    run = Run(_given(path).name or str(path), path)
     _read_config(run)
     run.environment = _object(path / "environment.json", run, "the environment is not known")
     run.rows = list(_rows(path / "metrics.jsonl", run, "there are no curves"))
@@ -187,7 +199,7 @@ def read_run(path: Path) -> Run:
                 run.attention.append(found)
             else:
                 run.notes.append(f"{record.name} is damaged or of another version: one attention record is left out")
-    for copy in sorted((path / "evaluations").glob("*.json")):
+    for copy in sorted((path / "evaluations").glob("*.json"), key=lambda copy: copy.stem):
         whole = _object(copy, run, "one evaluation is left out")
         targets = _targets(whole)
         # The copy is the run's own, wherever the run has been moved since.
@@ -195,21 +207,27 @@ def read_run(path: Path) -> Run:
             name for name, about in targets.items() if str(about.get("run")).rstrip("/").endswith(f"/{run.name}")
         ]
         for target in own:
-            run.results += _results(whole, target, run, copy.name)
+            one = Run(run.name, path, "evaluated", evaluation=copy.with_suffix(""), how=_how(whole, targets[target]))
+            one.origin = str(targets[target]["run"])
+            one.results = _results(whole, target, run, copy.name)
+            if one.results and not _joined([run, *run.others], one):
+                run.others.append(one)
     _find_state(run)
     return run
 
 
 def read_evaluation(path: Path) -> list[Run]:
     """The models of an evaluation's folder, each with its answers and what they came to."""
-    whole = Run(path.resolve().name or str(path), path, "evaluated")
+    whole = Run(_given(path).name or str(path), path, "evaluated")
     settings = _object(path / "settings.json", whole, "what was evaluated is known by name alone")
     evaluation = _object(path / "evaluation.json", whole, "the evaluation is not finished")
     models: dict[str, Run] = {}
-    for name, about in (_targets(evaluation) or _targets(settings)).items():
+    record = evaluation if _targets(evaluation) else settings
+    for name, about in _targets(record).items():
         folder = Path(str(about["run"])) if about.get("run") else path
         models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
         models[name].results = _results(evaluation, name, whole, "evaluation.json")
+        models[name].evaluation, models[name].how = path, _how(record, about)
         models[name].beside = path.resolve().parent / path.resolve().stem
     asked = {
         (str(row.get("benchmark")), str(row.get("problem"))): row
@@ -231,7 +249,7 @@ def read_evaluation(path: Path) -> list[Run]:
     if count := sum(len(model.without_text) for model in models.values()):
         whole.notes.append(f"samples.jsonl: {count} answers are without their text: they are counted, and not shown")
     found = list(models.values()) or [whole]
-    found[0].notes += [f"{path.name}/{note}" for note in whole.notes]
+    found[0].notes += [f"{whole.name}/{note}" for note in whole.notes]
     return found
 
 
@@ -270,21 +288,69 @@ def _attach(runs: list[Run], answered: Run) -> None:
     same = [
         run
         for run in runs
-        if (run.state != "evaluated" and same_folder(answered.origin, run.path))
+        if same_folder(answered.origin, run.path)
         or (run.state == answered.state and (run.name, run.origin) == (answered.name, answered.origin))
     ]
     # A sweep's folder may have been moved: then NAME still lies beside NAME.evaluation.
     if not same and answered.beside and answered.beside.name == Path(answered.origin).name:
-        same = [run for run in runs if run.state != "evaluated" and run.path.resolve() == answered.beside]
-    if not same:
-        runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
+        same = [run for run in runs if run.path.resolve() == answered.beside]
+    if _joined(same, answered):
         return
-    run = same[0]
+    if same:
+        runs.insert(runs.index(same[-1]) + 1, answered)
+    else:
+        runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
+
+
+def _joined(rows: Sequence[Run], answered: Run) -> bool:
+    """Whether the evaluation became part of a row: of the first that was evaluated as it was, or not at all."""
+    row = next((row for row in rows if _agree(row.how, answered.how)), None)
+    if row is None:
+        return False
     known = {(result.benchmark, result.budget) for result in answered.results}
-    run.results = [one for one in run.results if (one.benchmark, one.budget) not in known] + answered.results
-    run.samples += answered.samples
-    run.without_text += answered.without_text
-    run.notes += answered.notes
+    row.results = [one for one in row.results if (one.benchmark, one.budget) not in known] + answered.results
+    # With the same seeds, an answer within a smaller budget is the beginning of the longer one.
+    new = {one.key: one.tokens for one in (*answered.samples, *answered.without_text)}
+    row.samples = [one for one in row.samples if one.tokens > new.get(one.key, -1)]
+    row.without_text = [one for one in row.without_text if one.tokens > new.get(one.key, -1)]
+    kept = {one.key for one in (*row.samples, *row.without_text)}
+    row.samples += [one for one in answered.samples if one.key not in kept]
+    row.without_text += [one for one in answered.without_text if one.key not in kept]
+    row.notes += answered.notes
+    if answered.evaluation and (row.evaluation is None or answered.evaluation.is_dir() > row.evaluation.is_dir()):
+        row.evaluation = answered.evaluation
+    row.how = row.how | answered.how
+    return True
+
+
+def _how(record: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for a target's results to stand in one row; what is not on record is left out.
+
+    The budget may differ, and from one benchmark to another what belongs to the benchmark.
+    """
+    settings = _dict(record.get("settings", record))
+    profile = _dict(settings.get("profile"))
+    sampling = {name: value for name, value in _dict(profile.get("sampling")).items() if name != "max_new_tokens"}
+    found = {name: about.get(name) for name in ("model", "dtype", "fingerprint")}
+    found |= {name: profile.get(name) for name in ("seed", "thinking")} | {"sampling": sampling or None}
+    found |= {"engine": settings.get("engine"), "template": settings.get("template_options", {} if profile else None)}
+    for name, benchmark in _dict(record.get("benchmarks")).items():
+        asked = [_dict(benchmark).get(part) for part in ("fingerprint", "prompt", "instruction", "kind")]
+        found[f"benchmark {name}"] = [*asked, profile.get("samples"), settings.get("group")]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one[name] == other[name] for name in one.keys() & other.keys())
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _given(path: Path) -> Path:
+    """The whole path, a link staying what it is called."""
+    return Path(os.path.abspath(path))
 
 
 def same_folder(origin: Any, path: Path) -> bool:
@@ -345,13 +411,22 @@ def _interval(value: Any) -> Interval:
 
 
 def _distinguish(runs: list[Run]) -> None:
-    """Names that occur twice get their folder's parent in front, then a number."""
-    for how in (lambda run, _: f"{run.path.resolve().parent.name}/{run.name}", lambda run, n: f"{run.name} ({n})"):
-        names = [run.name for run in runs]
-        rename: Callable[[Run, int], str] = how
-        for place, run in enumerate(runs):
-            if names.count(run.name) > 1:
-                run.name = rename(run, names[: place + 1].count(names[place]))
+    """Names that occur twice get their folder's parent in front, their evaluation behind, or else a number."""
+    ways: list[Callable[[Run, int], str]] = [
+        lambda run, _: f"{_given(run.path).parent.name}/{run.name}",
+        lambda run, _: f"{run.name} ({_given(run.evaluation).name})" if run.evaluation else run.name,
+        lambda run, _: f"{run.name} ({'/'.join(_given(run.evaluation).parts[-2:])})" if run.evaluation else run.name,
+        lambda run, n: f"{run.name} ({n})",
+    ]
+    for rename in ways:
+        groups: defaultdict[str, list[Run]] = defaultdict(list)
+        for run in runs:
+            groups[run.name].append(run)
+        for group in groups.values():
+            names = [rename(run, n) for n, run in enumerate(group, 1)]
+            if len(set(names)) > 1:
+                for run, name in zip(group, names, strict=True):
+                    run.name = name
 
 
 def _read_config(run: Run) -> None:
