@@ -229,7 +229,9 @@ def test_rows_that_cannot_be_used(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with pytest.raises(PromptError, match="a problem is never cut"):
         chosen(config_of(a={}), max_student_tokens=100)
-    skipping = config_of({"on_bad_row": "skip"}, a={})
+    with pytest.raises(PromptError, match="a problem is never cut"):
+        chosen(config_of({"on_bad_row": "skip"}, a={}), max_student_tokens=100)  # that is the training data's
+    skipping = config_of(a={"on_bad_row": "skip"})
     assert chosen(skipping, 1, max_student_tokens=100)[0] == [("validation_data.a", "q?")]
     with pytest.raises(ConfigError, match="no problem of validation_data.a can be used"):
         chosen(skipping, max_student_tokens=3)

@@ -205,3 +205,14 @@ def test_a_reader_beside_a_writer_that_is_killed_sees_whole_rows(records):
     assert last >= counts[-1] > 0
     records.append({"step": 10**9})
     assert len(list(records)) == last + 1
+
+
+def test_a_file_set_aside_overwrites_no_earlier_one(tmp_path):
+    records = Records(tmp_path / "metrics.jsonl")
+    records.set_aside()
+    assert not list(tmp_path.iterdir())
+    for number in (1, 2, 3):
+        records.append({"step": number})
+        records.set_aside()
+        assert not list(records)
+        assert list(Records(tmp_path / f"metrics.jsonl.before-{number}")) == [{"step": number}]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_mod
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from opasd.config import ObjectiveConfig, PromptConfig
-from opasd.errors import ConfigError, NonFiniteError
+from opasd.data import Problem
+from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import opasd_loss
 from opasd.prompts import PromptBuilder
 from opasd.records import Records
@@ -322,6 +325,99 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_without_a_checkpoint_begins_anew_and_its_records_are_kept(tmp_path):
+    make_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+    before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")}
+    for number in (1, 2):
+        make_trainer(tmp_path, max_steps=1, save_strategy="no").train(True)
+        assert [row["step"] for row in rows(tmp_path)] == [1]
+        assert (tmp_path / f"metrics.jsonl.before-{number}").exists()
+    assert all((tmp_path / f"{name}.before-1").read_bytes() == text for name, text in before.items())
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("adapter_model.safetensors", empty, "adapter_model.safetensors is cut"),
+        ("adapter_model.safetensors", Path.unlink, "it has no adapter_model.safetensors"),
+        ("trainer_state.json", Path.unlink, "it has no trainer_state.json"),
+        ("optimizer.pt", Path.unlink, "it has no optimizer.pt"),
+        ("optimizer.pt", empty, "optimizer.pt is cut"),
+        ("rng_state.pth", Path.unlink, "it has no rng_state"),
+        ("teacher.safetensors", Path.unlink, "it has no teacher.safetensors"),
+    ],
+)
+def test_a_damaged_checkpoint_is_told_before_anything_is_changed(tmp_path, damaged_run, file, damage, message):
+    shutil.copytree(damaged_run, tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoint-1" / file)
+    Records(tmp_path / "run" / "metrics.jsonl").append({"step": 2})
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=rf"checkpoint-1 is damaged: {message}.*; delete it, and --resume goes on"):
+        make_trainer(tmp_path / "run", **EMA).train(True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+EMA = {"method": {"teacher": {"update": "ema"}}, "max_steps": 1, "save_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def damaged_run(tmp_path_factory):
+    """A run of one step and its checkpoint, to be damaged in a copy."""
+    folder = tmp_path_factory.mktemp("run")
+    make_trainer(folder, **EMA).train()
+    return folder
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "adapter_model.safetensors"])
+def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(tmp_path, damaged_run, file):
+    """A limit on a file's size is the full disk that can be had here."""
+    trainer = make_trainer(tmp_path, max_steps=2, save_steps=1)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((damaged_run / "checkpoint-1" / file).stat().st_size - 1, hard))
+    try:
+        with pytest.raises(ConfigError, match="checkpoint-1 could not be written: .*; free some space, and") as caught:
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "\n" not in str(caught.value)
+    assert not checkpoints(tmp_path)
+    assert not (tmp_path / ".checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ({"objective": {"attention": {"layers": 99}}}, {}, "the last 99 attention layers were asked for"),
+        ({"objective": {"attention": {"impl": "fused"}}}, {}, "objective.attention.impl: fused needs Triton"),
+        ({"objective": {"token": {"impl": "fused"}}}, {}, "objective.token.impl: fused needs Triton"),
+        ({}, {"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_type: cosine_with_min_lr .*min_lr"),
+        ({}, {"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type: warmup_stable_decay .*decay"),
+        ({}, {"optim": "adamw_bnb_8bit"}, "optim: adamw_bnb_8bit .*bitsandbytes"),
+        ({}, {"adam_beta1": "abc"}, "optim: adamw_torch.* '<=' not supported"),
+        ({}, {"optim_args": "foo"}, "optim: adamw_torch"),
+    ],
+)
+def test_a_mistake_is_told_before_the_first_rollout(tmp_path, monkeypatch, method, arguments, message):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    validation = {"every": 2, "at_start": True, "sampling": {"max_new_tokens": 3}}
+    with pytest.raises(OpasdError, match=message) as caught:
+        make_trainer(
+            tmp_path, method={"validation": validation, **method}, eval_dataset=PROBLEMS[:2], **arguments
+        ).train()
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_without_weight_needs_no_kernel(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    objective = {"token_weight": 0, "token": {"impl": "fused"}}
+    make_trainer(tmp_path, method={"objective": objective}, max_steps=1).train()
+
+
 def test_a_request_to_stop_saves_and_ends(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=50)
 
@@ -571,6 +667,20 @@ def test_validation_at_the_start_is_made_once(tmp_path):
     before, after, _ = resumed(tmp_path, **arguments)
     assert [row["step"] for row in before] == [0, 1, 2, 2]
     assert after == before
+
+
+def test_solutions_are_needed_only_where_the_teacher_reads_them(tmp_path):
+    rows = [{"problem": f"What is {n} + 1?", "answer": n + 1} for n in range(8)]
+    shown = {"prompts": {"reference": "The final answer is {answer}. "}}
+    for number, problems in enumerate((rows, [Problem(row["problem"], answer=str(row["answer"])) for row in rows])):
+        trainer = make_trainer(
+            tmp_path / str(number), method=shown, train_dataset=problems, eval_dataset=problems, max_steps=1
+        )
+        trainer.train()
+        assert [pair.problem.answer for pair in trainer.train_dataset.pairs] == [str(row["answer"]) for row in rows]
+        assert json.loads((tmp_path / str(number) / "data.json").read_text())["data"]["kept"] == 8
+    with pytest.raises(DataError, match='column "solution" is missing'):
+        make_trainer(tmp_path, train_dataset=rows)
 
 
 def test_evaluating_first_does_not_count_as_a_run(tmp_path):

@@ -1,6 +1,7 @@
 """A whole run from its configuration, with real files: result, card, resume, merge, signals, and a user's mistakes."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from opasd import training
 from opasd.config import DataConfig, RunConfig, TrainConfig
-from opasd.errors import ConfigError, DataError
+from opasd.errors import ConfigError, DataError, PromptError
 from opasd.records import Records
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
@@ -112,6 +113,28 @@ def test_sigterm_saves_and_the_run_resumes(place, tmp_path):
     assert [row["step"] for row in Records(metrics)] == list(range(1, steps[-1] + 3))
 
 
+@pytest.mark.parametrize(("steps", "file"), [(1, "final"), (2, "metrics.jsonl")])
+def test_a_full_disk_is_told_wherever_it_is_met(place, tmp_path, monkeypatch, steps, file):
+    """A link to /dev/full in the place of a file that is written late."""
+    config = make_config(place, train__max_steps=steps, validation__every=0)
+    whole = training.OPASDTrainer.log
+
+    def log(self, logs, *args, **kwargs):
+        whole(self, logs, *args, **kwargs)
+        if "grad_norm" in logs and self.state.global_step == 1:
+            target = tmp_path / file
+            target.unlink(missing_ok=True)
+            if file == "final":
+                target.mkdir()
+                target = target / "tokenizer_config.json"
+            target.symlink_to("/dev/full")
+
+    monkeypatch.setattr(training.OPASDTrainer, "log", log)
+    with pytest.raises(ConfigError, match="could not be written: No space left on device; free some space") as caught:
+        training.train(config, tmp_path)
+    assert "--resume goes on from the last whole checkpoint" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -122,12 +145,54 @@ def test_sigterm_saves_and_the_run_resumes(place, tmp_path):
         ({"data__columns": {"question": "question"}}, DataError, "question"),
         ({"model__adaptation": "qlora"}, ConfigError, "qlora needs bitsandbytes"),
         ({"train__extra": {"use_cpus": True}}, ConfigError, "use_cpus is no field of TrainingArguments"),
+        ({"train__extra": {"use_cpu": True, "dataloader_num_workers": "abc"}}, ConfigError, "train: '>' not supported"),
     ],
 )
 def test_mistakes_are_told_in_one_line(place, tmp_path, changes, error, message):
     with pytest.raises(error, match=message) as caught:
         training.train(make_config(place, **changes), tmp_path / "run")
     assert "\n" not in str(caught.value).strip()
+
+
+def test_a_bad_validation_question_is_met_before_the_first_step(place, tmp_path, capsys):
+    rows = [{"problem": "Say <|im_end|>", "answer": "1"}, {"problem": "1 + 1?", "answer": "2"}]
+    (tmp_path / "held.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    held = {"source": str(tmp_path / "held.jsonl"), "columns": {"solution": None}}
+
+    def run(folder, **more):
+        config = make_config(place, prompts={"imitation": "refuse"}, validation_data={"v": held | more})
+        return training.train(config, folder)
+
+    with pytest.raises(PromptError, match=r"validation set v, \S*held.jsonl:1: ") as caught:
+        run(tmp_path / "stopped")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "stopped" / "metrics.jsonl").exists()
+    assert run(tmp_path / "run", on_bad_row="skip") == "finished"
+    assert re.search(r"validation_data.v: .* No prompt can be made of 1 of these: imitation \(\S*held.jsonl:1\)",
+                     capsys.readouterr().err)  # fmt: skip
+    assert any("validation/v/avg@1" in row for row in Records(tmp_path / "run" / "metrics.jsonl"))
+    with pytest.raises(ConfigError, match="no question of the validation set v can be asked"):
+        run(tmp_path / "none", on_bad_row="skip", rows=":1")
+
+
+def test_rows_left_out_are_told_and_kept_with_the_run(place, tmp_path, capsys):
+    good = (place / "sums.jsonl").read_text()
+    (tmp_path / "some.jsonl").write_text("{broken\n" * 30 + good + good)
+    config = make_config(place, data={"source": str(tmp_path / "some.jsonl"), "on_bad_row": "skip"}, train__max_steps=1)
+    assert training.train(config, tmp_path / "run") == "finished"
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data: ")]
+    assert len(told) == 1
+    assert "16 of 62 rows used. Left out: 16 by deduplicate. Bad rows skipped: 30 (" in told[0]
+    kept = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert list(kept) == ["data", "validation_data.sums"]
+    data = kept["data"]
+    assert (data["source"], data["revision"], data["rows"], data["kept"], data["bad"]) == (
+        str(tmp_path / "some.jsonl"), None, 62, 16, 30,
+    )  # fmt: skip
+    assert data["faults"][0].startswith("some.jsonl, row 1: is not valid JSON")
+    assert kept["validation_data.sums"]["left_out"] == {"sample": 13}
+    embedded = training.problems(DataConfig(source="lab", sample=3), "train")
+    assert (embedded.report.source, embedded.report.rows, embedded.report.kept) == ("lab", 3, 3)
 
 
 def test_a_broken_model_folder(place, tmp_path):

@@ -43,7 +43,7 @@ def make_model(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 def make_trainer(
     folder: Path, *, lora: bool = True, method: dict[str, Any] | None = None, model: PreTrainedModel | None = None,
-    eval_dataset: Any = None, **arguments: Any,
+    train_dataset: Any = PROBLEMS, eval_dataset: Any = None, **arguments: Any,
 ) -> OPASDTrainer:  # fmt: skip
     """A trainer with 8 problems a step unless told otherwise."""
     torch.manual_seed(1)
@@ -62,7 +62,7 @@ def make_trainer(
         model=model or make_model(),
         args=TrainingArguments(output_dir=str(folder), **(settings | arguments)),
         config=OPASDConfig.model_validate({**METHOD, **(method or {})}),
-        train_dataset=PROBLEMS,
+        train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=TOKENIZER,
         peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear") if lora else None,

@@ -167,13 +167,13 @@ def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callabl
         Asked(section, pair)
         for section, (data, split) in sets.items()
         for problem in problems(data, split)
-        for pair in builder.pairs([problem], on_bad_row=config.data.on_bad_row)[0]
+        for pair in builder.pairs([problem], on_bad_row=data.on_bad_row)[0]
     )
     found = list(islice(usable, count))
     if not found:
         raise ConfigError(
             f"no problem of {', '.join(sets)} can be used with these prompts; raise prompts.max_student_tokens and "
-            "prompts.max_teacher_tokens, or set data.on_bad_row: stop to be told why"
+            f"prompts.max_teacher_tokens, or set {next(iter(sets))}.on_bad_row: stop to be told why"
         )
     if missing := [one for one in found if one.pair.problem.answer is None]:
         first = missing[0]

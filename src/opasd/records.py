@@ -1,7 +1,7 @@
 """Append-only JSON lines: a run's metrics and samples, which survive a kill at any moment.
 
 Every row has a `step`. NaN and infinity, which JSON does not have, are written as null. A resumed run first rewinds its
-records to the step of its checkpoint.
+records to the step of its checkpoint; one that has none sets them aside.
 """
 
 import json
@@ -30,6 +30,14 @@ class Records:
         """Keep the rows up to and including `step`."""
         if self.path.exists():
             self.replace(row for row in self if row["step"] <= step)
+
+    def set_aside(self) -> None:
+        """Give the file another name, `<name>.before-<number>`, and begin anew."""
+        number = 1
+        while (kept := self.path.with_name(f"{self.path.name}.before-{number}")).exists():
+            number += 1
+        if self.path.exists():
+            self.path.rename(kept)
 
     def replace(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write the file anew, at once."""

@@ -30,6 +30,7 @@ from opasd.errors import ConfigError
 from opasd.lab.tasks import TASKS
 from opasd.recipes.checking import to_config
 from opasd.recipes.reading import read_yaml, write_yaml
+from opasd.records import Records
 
 PACKAGES = (
     "opasd", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "triton",
@@ -104,6 +105,15 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written to ({error.strerror}); free space or rights") from error
         return type(self)(self.path, config)
+
+    def has_ended(self, max_steps: int) -> bool:
+        """Whether the run is finished and keeps no checkpoint; an error if it should then go on to `max_steps`."""
+        if any(self.path.glob("checkpoint-*")) or not (self.path / "final" / "README.md").exists():
+            return False
+        last = max((row["step"] for row in Records(self.path / "metrics.jsonl")), default=0)
+        if last < max_steps:
+            raise ConfigError(f"{self.path} ended at step {last} and has no checkpoint to go on from; start a new run")
+        return True
 
     @contextmanager
     def lock(self) -> Iterator[None]:

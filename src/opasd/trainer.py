@@ -9,11 +9,12 @@ trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at ev
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
@@ -39,13 +40,13 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from opasd import lora
 from opasd.analysis.leaks import leak_pattern
 from opasd.choices import BadRow
-from opasd.config import DataConfig, OPASDConfig
-from opasd.data import Problem, load_problems
+from opasd.config import OPASDConfig
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
-from opasd.losses.objective import opasd_loss
+from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.metrics import Window, validation_metrics
 from opasd.models import unwrap
+from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, keep
 from opasd.progress import Progress
 from opasd.prompts import PromptBuilder, PromptPair
 from opasd.records import Records
@@ -54,10 +55,10 @@ from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
 from opasd.rollout.factory import computes_in_half, make_engine
 from opasd.rollout.serving import ServingEngine
+from opasd.saving import check_checkpoint, told_if_full
 from opasd.scoring import Layout, Scorer, choose_layout
 from opasd.teacher import Teacher
 
-Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
 _TEACHER = "teacher.safetensors"
 
 
@@ -97,10 +98,16 @@ class OPASDTrainer(Trainer):
         _use_liger(model, args)
         self.config = config or OPASDConfig()
         self.builder = PromptBuilder(processing_class, self.config.prompts)
-        pairs, self.prompt_report = self.builder.pairs(_problems(train_dataset, on_bad_row), on_bad_row=on_bad_row)
+        train = as_set(train_dataset, on_bad_row, solutions="solution" in self.config.prompts.reference_fields())
+        pairs, self.prompt_report = self.builder.pairs(train, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
-        self.validation_sets = _named_sets(eval_dataset)
+        self.accounts = {"data": Account(train.report, self.prompt_report)}
+        self.validation_sets: dict[str, RunSet] = {}
+        for name, given in _named_sets(eval_dataset).items():
+            self.validation_sets[name], self.accounts[f"validation_data.{name}"] = askable(
+                name, given, self.builder, thinking=self.config.validation.thinking
+            )
         _settle(args, self.config, has_validation=bool(self.validation_sets))
         super().__init__(
             model=model,
@@ -232,7 +239,7 @@ class OPASDTrainer(Trainer):
         return loss
 
     def _scorer_of(self, model: nn.Module) -> tuple[Scorer, Layout]:
-        """What reads the model in both roles, and how rollouts share a forward; made at the first step."""
+        """What reads the model in both roles, and how rollouts share a forward; made before the first step."""
         if self._scoring is None:
             objective = self.config.objective
             devices = [torch.cuda.current_device()] if self.args.device.type == "cuda" else []
@@ -240,6 +247,20 @@ class OPASDTrainer(Trainer):
                 scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
                 self._scoring = scorer, self._layout(scorer)
         return self._scoring
+
+    def check(self) -> None:
+        """Refuse an objective that cannot be computed here, before anything is sampled or written for it."""
+        check_kernels(self.config.objective, self.args.device)
+        assert isinstance(self.model_wrapped, nn.Module)
+        self._scorer_of(self.model_wrapped)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        with _told_as("train.extra.optim", self.args.optim, "optim_args, adam_beta1, adam_beta2 and adam_epsilon"):
+            return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        with _told_as("train.lr_scheduler_type", self.args.lr_scheduler_type, "lr_scheduler_kwargs"):
+            return super().create_scheduler(*args, **kwargs)
 
     def _layout(self, scorer: Scorer) -> Layout:
         return choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
@@ -348,17 +369,19 @@ class OPASDTrainer(Trainer):
             shutil.rmtree(self._staging, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         try:
-            super()._save_checkpoint(model, trial)
-            if self.args.should_save and (copies := self.teacher.state_dict()):
-                save_file(copies, written / _TEACHER)
+            with told_if_full(final):
+                super()._save_checkpoint(model, trial)
+                if self.args.should_save and (copies := self.teacher.state_dict()):
+                    save_file(copies, written / _TEACHER)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(written, final)
-                shutil.rmtree(self._staging, ignore_errors=True)
                 self._forget_old_checkpoints()
             self.accelerator.wait_for_everyone()
         finally:
+            if self.args.should_save:
+                shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = None
 
     def _forget_old_checkpoints(self) -> None:
@@ -369,6 +392,14 @@ class OPASDTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
         if (copies := Path(resume_from_checkpoint) / _TEACHER).exists():
             self.teacher.load_state_dict(load_file(copies))
+
+    def _needed_to_resume(self) -> list[str]:
+        """Files that a checkpoint must have; weights and optimizers in shards have names of their own."""
+        needed = [_TEACHER] if self.teacher.state_dict() else []
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return needed
+        needed.append("adapter_model.safetensors" if isinstance(self.student, PeftModel) else "model.safetensors*")
+        return needed + ([] if self.args.save_only_model else ["optimizer.pt", "scheduler.pt", "rng_state*.pth"])
 
     def close(self) -> None:
         """Let go of what the rollout engine holds beside the model; no more rollouts."""
@@ -383,7 +414,8 @@ class OPASDTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the newest checkpoint of the output folder.
 
-        A run that was killed before its first checkpoint begins anew. A folder with a run in it is not overwritten."""
+        A run that has no checkpoint begins anew; what it had recorded is kept beside, in files of other names. A folder
+        with a run in it is not overwritten."""
         began = self.has_begun()
         if began and not resume_from_checkpoint:
             raise ConfigError(f"{self.folder} already has a run in it; resume it, or choose another output_dir")
@@ -391,13 +423,16 @@ class OPASDTrainer(Trainer):
             raise ConfigError(f"no run in {self.folder} to resume")
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(newest[0]) if (newest := checkpoints(self.folder)[-1:]) else None
-        if began and self.is_world_process_zero():
-            # Begun anew, a run also validates anew at its start.
-            step = int(Path(resume_from_checkpoint).name.rsplit("-", 1)[-1]) if resume_from_checkpoint else -1
-            self.metrics_file.rewind(step)
-            self.samples_file.rewind(step)
         if resume_from_checkpoint:
-            self.args.eval_on_start = False
+            check_checkpoint(Path(resume_from_checkpoint), self._needed_to_resume())
+            self.args.eval_on_start = False  # begun anew, a run also validates anew at its start
+        self.accelerator.wait_for_everyone()  # all have seen what there is
+        if began and self.is_world_process_zero():
+            for records in (self.metrics_file, self.samples_file):
+                if resume_from_checkpoint:
+                    records.rewind(int(Path(resume_from_checkpoint).name.rsplit("-", 1)[-1]))
+                else:
+                    records.set_aside()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
 
@@ -434,6 +469,9 @@ class _StepCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)  # a resumed run's own intervals, not its checkpoint's
+        self.trainer.check()
+        if state.global_step == 0 and state.is_world_process_zero:
+            keep(self.trainer.accounts, self.trainer.folder / "data.json")
 
     def _stop_if_asked(self, control: TrainerControl) -> TrainerControl:
         if self.trainer.total(self.trainer.stop_requested) > 0:
@@ -477,20 +515,24 @@ def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[
     return groups
 
 
-def _problems(dataset: Problems, on_bad_row: BadRow = "stop") -> list[Problem]:
-    """Problems as they are; rows checked and mapped with the defaults."""
-    rows = list(dataset)
-    if all(isinstance(row, Problem) and row.id for row in rows):
-        return cast("list[Problem]", rows)
-    return list(load_problems(rows, DataConfig(on_bad_row=on_bad_row)))
-
-
-def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, list[Problem]]:
+def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, RunSet]:
     if eval_dataset is None:
         return {}
-    if isinstance(eval_dataset, Mapping):
-        return {str(name): _problems(problems) for name, problems in eval_dataset.items()}
-    return {"validation": _problems(eval_dataset)}
+    named = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
+    return {str(name): as_set(problems, solutions=False) for name, problems in named.items()}
+
+
+@contextmanager
+def _told_as(setting: str, value: Any, others: str) -> Iterator[None]:
+    """What Trainer cannot make of a setting and the others that go with it, as one message."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        name = getattr(value, "value", value)
+        raise ConfigError(
+            f"{setting}: {name} cannot be made: {reason}; change it or, in train.extra, {others}"
+        ) from error
 
 
 def _use_liger(model: nn.Module, args: TrainingArguments) -> None:

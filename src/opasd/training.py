@@ -26,11 +26,13 @@ from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.card import model_card
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from opasd.data import Problem, load_problems
+from opasd.data import DataReport, load_problems
 from opasd.errors import ConfigError
 from opasd.lab.tasks import TASKS, Split, make_problems, own_split
+from opasd.problem_sets import RunSet
 from opasd.records import Records
 from opasd.run import check_disk
+from opasd.saving import told_if_full
 from opasd.trainer import OPASDTrainer
 
 Outcome = Literal["finished", "stopped"]
@@ -55,13 +57,14 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     if trainer.is_world_process_zero():
         check_disk(folder, checkpoint_bytes(model))
     try:
-        with _stopping_on_signals(trainer):
+        with told_if_full(folder), _stopping_on_signals(trainer):
             trainer.train((resume and trainer.has_begun()) or None)
     finally:
         trainer.close()
     if trainer.state.global_step < config.train.max_steps:
         return "stopped"
-    save(trainer, config, folder / "final")
+    with told_if_full(folder / "final"):
+        save(trainer, config, folder / "final")
     trainer.accelerator.end_training()
     return "finished"
 
@@ -156,12 +159,13 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
     return get_peft_model(model, lora)
 
 
-def problems(config: DataConfig, needed: Split) -> list[Problem]:
+def problems(config: DataConfig, needed: Split) -> RunSet:
     """The problems of a data section; of an embedded task the split of its own for what they are needed for."""
     if config.source not in TASKS:
-        return list(load_problems(config=config))
-    split = own_split(config, needed)
-    return make_problems(config.source, split, config.sample, config.seed)
+        found = load_problems(config=config)
+        return RunSet(found.problems, found.report, config.on_bad_row)
+    made = make_problems(config.source, own_split(config, needed), config.sample, config.seed)
+    return RunSet(tuple(made), DataReport(config.source, None, len(made), len(made)), config.on_bad_row)
 
 
 def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
@@ -174,7 +178,7 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
     asked = settings.pop("use_liger_kernel")
     try:
         arguments = TrainingArguments(output_dir=str(folder), **settings)
-    except (ValueError, ImportError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(f"train: {error}") from error
     possible = arguments.device.type == "cuda" and is_liger_kernel_available()
     arguments.use_liger_kernel = possible if asked is None else asked

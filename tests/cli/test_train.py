@@ -39,6 +39,29 @@ def test_resume_takes_the_folders_configuration(opasd: CommandLine) -> None:
     opasd.refuses("train", "--resume")
 
 
+def test_a_finished_run_without_checkpoints_is_left_as_it_is(opasd: CommandLine) -> None:
+    opasd("train", "lab", "--name", "x", "--train.max-steps", "3")
+    folder = opasd.folder / "runs" / "x"
+    (folder / "final").mkdir()
+    (folder / "final" / "README.md").touch()
+    (folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    code, _, errors = opasd("train", "--resume", "runs/x")
+    assert (code, errors) == (0, "finished: runs/x/final\n")
+    refused = opasd.refuses("train", "--resume", "runs/x", "--train.max-steps", "4")
+    assert "runs/x ended at step 3 and has no checkpoint to go on from; start a new run" in refused
+    assert before == {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    (folder / "checkpoint-3").mkdir()
+    assert opasd("train", "--resume", "runs/x", "--train.max-steps", "4")[0] == 0
+    assert (folder / "called-0").read_text().startswith("4 True")
+
+
+@pytest.mark.parametrize("words", [("--resume", ""), ("--resume=",), ("--resume", " ")])
+def test_an_empty_folder_to_resume_is_no_new_run(opasd: CommandLine, words: tuple[str, ...]) -> None:
+    assert "--resume: got '" in opasd.refuses("train", "lab", *words, "--name", "e")
+    assert not (opasd.folder / "runs").exists()
+
+
 def test_only_a_constant_schedule_lets_steps_grow() -> None:
     old, new = (RunConfig(train=TrainConfig(max_steps=n, lr_scheduler_type="linear")) for n in (5, 6))
     with pytest.raises(ConfigError, match="linear schedule"):

@@ -51,7 +51,10 @@ class TrainOptions(ConfigOptions):
 def run(args: list[str]) -> int:
     """The command."""
     processes = Processes.current()
-    earlier = RunFolder.open(Path(resumed)) if (resumed := _value_of("--resume", args)) else None
+    resumed = _value_of("--resume", args)
+    if resumed is not None and not resumed.strip():
+        raise ConfigError(f"--resume: got {resumed!r}; give the run's folder, such as runs/NAME, or leave --resume out")
+    earlier = RunFolder.open(Path(resumed)) if resumed else None
     options, recipe, config = parse(
         TrainOptions, args, prog="opasd train", about=f"{__doc__}\n{EXIT_CODES}", base=earlier and earlier.config
     )
@@ -59,6 +62,10 @@ def run(args: list[str]) -> int:
         if options.source is not None:
             raise ConfigError(f"{options.source}: --resume continues with the folder's own configuration; leave it out")
         check_changes(earlier.config, config)
+        if earlier.has_ended(config.train.max_steps):
+            if processes.first:
+                sys.stderr.write(f"finished: {earlier.path / 'final'}\n")
+            return 0
     if recipe.evaluate_only:
         model = shlex.quote(config.model.name_or_path)
         raise ConfigError(f"{recipe.name} is for evaluation, nothing is trained; use `opasd evaluate {model}`")

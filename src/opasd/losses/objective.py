@@ -16,6 +16,7 @@ from torch import Tensor
 from opasd.alignment import Alignment, align
 from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
 from opasd.errors import ConfigError, NonFiniteError
+from opasd.losses import fused
 from opasd.losses.attention import AttentionLossOutput, attention_loss, attention_losses
 from opasd.losses.layers import LayerBatch
 from opasd.losses.token import OutputHead, token_loss
@@ -83,6 +84,20 @@ def opasd_loss(
         columns |= {f"attention/{name}": values_T for name, values_T in found.items()}
     metrics = _metrics(rollouts, loss, columns, weights_T)
     return LossOutput(loss, metrics, _readings(rollouts, columns))
+
+
+def check_kernels(config: ObjectiveConfig, device: torch.device) -> None:
+    """Refuse a loss whose `impl: fused` cannot run on `device`."""
+    for name, weight, loss in (
+        ("token", config.token_weight, config.token),
+        ("attention", config.attention_weight, config.attention),
+    ):
+        if weight > 0 and loss.impl == "fused" and not fused.available(device):
+            missing = "" if fused.installed() else ", and Triton is not installed"
+            raise ConfigError(
+                f"objective.{name}.impl: fused needs Triton and a CUDA device, and the model is on {device.type}"
+                f"{missing}; use auto, which takes the fastest that can run"
+            )
 
 
 def _token_part(

@@ -1,0 +1,107 @@
+"""The problem sets of a run: what it is given made problems, tried with its prompts, and an account of both.
+
+    train = as_set(rows, on_bad_row="skip", solutions=True)
+    held_out, account = askable("aime", as_set(rows, solutions=False), builder)
+    keep({"validation_data.aime": account}, folder / "data.json")
+
+A validation set is tried before the first step: a question that cannot be asked must not end a run half-way.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from opasd.choices import BadRow
+from opasd.config import ColumnConfig, DataConfig
+from opasd.data import DataReport, Problem, ProblemSet, load_problems
+from opasd.errors import ConfigError, PromptError
+from opasd.prompts import PromptBuilder, PromptReport
+
+Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet(ProblemSet):
+    """Problems, and what to do about one that no prompt can be made of."""
+
+    on_bad_row: BadRow = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What became of the rows of a set, from the source to the prompts."""
+
+    data: DataReport
+    prompts: PromptReport
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row is used."""
+        return self.data.kept == self.data.rows and not self.prompts.skipped
+
+    def to_dict(self) -> dict[str, Any]:
+        """The account as JSON types."""
+        prompts = {"skipped": dict(self.prompts.skipped), "first": self.prompts.skipped_ids}
+        return self.data.to_dict() | {"faults": [str(fault) for fault in self.data.faults], "prompts": prompts}
+
+    def __str__(self) -> str:
+        if not self.prompts.skipped:
+            return str(self.data)
+        reasons = "; ".join(f"{reason} ({', '.join(ids)})" for reason, ids in self.prompts.skipped_ids.items())
+        return f"{self.data} No prompt can be made of {self.prompts.skipped.total()} of these: {reasons}."
+
+
+def as_set(dataset: Problems, on_bad_row: BadRow = "stop", *, solutions: bool) -> RunSet:
+    """Sets and problems with an id as they are; rows checked and mapped with the defaults, `solutions` if needed."""
+    if isinstance(dataset, RunSet):
+        return dataset
+    if isinstance(dataset, ProblemSet):
+        return RunSet(dataset.problems, dataset.report, on_bad_row)
+    rows = list(dataset)
+    if all(isinstance(row, Problem) and row.id for row in rows):
+        return RunSet(tuple(cast("list[Problem]", rows)), DataReport("memory", None, len(rows), len(rows)), on_bad_row)
+    columns = ColumnConfig()
+    if not solutions:
+        columns = ColumnConfig(solution=None)
+        rows = [_without_solution(row) for row in rows]
+    found = load_problems(rows, DataConfig(on_bad_row=on_bad_row, columns=columns))
+    return RunSet(found.problems, found.report, on_bad_row)
+
+
+def askable(
+    name: str, problems: RunSet, builder: PromptBuilder, *, thinking: bool | None = None
+) -> tuple[RunSet, Account]:
+    """The problems of a validation set whose question can be asked, all of them or what its `on_bad_row` leaves."""
+    kept, report = [], PromptReport()
+    for problem in problems:
+        try:
+            builder.student_ids(problem.question, thinking=thinking)
+        except PromptError as error:
+            if problems.on_bad_row == "stop":
+                raise PromptError(f"validation set {name}, {problem.id}: {error}", error.reason) from error
+            report.skip(problem, error.reason)
+        else:
+            report.rows += 1
+            kept.append(problem)
+    account = Account(problems.report, report)
+    if not kept:
+        raise ConfigError(f"no question of the validation set {name} can be asked: {account} Repair it or leave it out")
+    return RunSet(tuple(kept), problems.report, problems.on_bad_row), account
+
+
+def keep(accounts: Mapping[str, Account], path: Path) -> None:
+    """Write the accounts down, and tell of what was left out."""
+    path.write_text(json.dumps({name: account.to_dict() for name, account in accounts.items()}, indent=2) + "\n")
+    for name, account in accounts.items():
+        if not account.whole:
+            sys.stderr.write(f"{name}: {account}\n")
+
+
+def _without_solution(row: Problem | Mapping[str, Any]) -> Problem | Mapping[str, Any]:
+    """A problem that has none as a row without that column."""
+    if isinstance(row, Problem) and not row.solution:
+        return {"problem": row.question, "answer": row.answer}
+    return row

@@ -1,0 +1,61 @@
+"""What a run saves: whether a checkpoint is whole, and one message where the disk is full."""
+
+import errno
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from transformers import TrainerState
+
+from opasd.errors import ConfigError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"os error {code})" for code in _FULL))
+"""What torch and safetensors say of a write that failed; they do not pass on the system's own error."""
+
+
+def check_checkpoint(path: Path, needed: Iterable[str]) -> None:
+    """Refuse a checkpoint of which a part is missing or cut; `needed` are patterns of files it must have."""
+    if damage := _damage(path, ("trainer_state.json", *needed)):
+        raise ConfigError(
+            f"{path} is damaged: {damage}; delete it, and --resume goes on from the one before (anew if there is none)"
+        )
+
+
+def _damage(path: Path, needed: Iterable[str]) -> str | None:
+    try:
+        for index in path.glob("*.index.json"):
+            needed = (*needed, *json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if missing := [pattern for pattern in needed if not any(path.rglob(pattern))]:
+            return f"it has no {missing[0]}"
+        for file in sorted(path.rglob("*")):
+            if file.suffix in (".pt", ".pth") and not zipfile.is_zipfile(file):
+                return f"{file.name} is cut"
+            if file.suffix == ".safetensors":
+                try:
+                    with safe_open(file, "pt"):
+                        pass
+                except SafetensorError:
+                    return f"{file.name} is cut"
+        step = TrainerState.load_from_json(str(path / "trainer_state.json")).global_step
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"trainer_state.json or an index of it cannot be read ({error})"
+    return None if path.name.endswith(f"-{step}") else f"its trainer_state.json is of step {step}"
+
+
+@contextmanager
+def told_if_full(path: Path) -> Iterator[None]:
+    """A full disk while `path` is written, as one message; other errors stay what they are."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not (getattr(error, "errno", None) in _FULL or any(word in str(error) for word in _FULL_WORDS)):
+            raise
+        reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{path} could not be written: {reason}; free some space, and --resume goes on from the last whole "
+            "checkpoint (anew if there is none)"
+        ) from error

@@ -1,0 +1,69 @@
+"""Sets of problems: what rows and problems may lack, which questions can be asked, and the account of it."""
+
+import json
+
+import pytest
+
+from opasd.config import DataConfig, PromptConfig
+from opasd.data import Problem, load_problems
+from opasd.errors import ConfigError, DataError, PromptError
+from opasd.problem_sets import RunSet, as_set, askable, keep
+from opasd.prompts import PromptBuilder
+from tests.training import PROBLEMS, TOKENIZER
+
+BUILDER = PromptBuilder(TOKENIZER, PromptConfig(imitation="refuse"))
+GOOD, BAD = Problem("1 + 1?", answer="2", id="v.jsonl:1"), Problem("Say <|im_end|>", answer="3", id="v.jsonl:2")
+
+
+def set_of(*problems, on_bad_row="stop"):
+    return RunSet(problems, load_problems(PROBLEMS).report, on_bad_row)
+
+
+def test_solutions_are_asked_for_where_they_are_needed():
+    row = {"problem": "1 + 1?", "answer": 2}
+    assert [*as_set([row], solutions=False)] == [Problem("1 + 1?", answer="2", id="memory:1")]
+    bare = [Problem("1 + 1?", answer="2"), Problem("2 + 2?", "it is 4", "4", "mine")]
+    found = as_set(bare, solutions=False)
+    assert [*found] == [Problem("1 + 1?", answer="2", id="memory:1"), bare[1]]
+    for dataset in ([row], bare):
+        with pytest.raises(DataError, match='column "solution" is'):
+            as_set(dataset, solutions=True)
+    with pytest.raises(DataError, match='column "problem" is empty'):
+        as_set([Problem(" ", answer="2")], solutions=False)
+
+
+def test_what_is_a_set_already_stays_as_it_is():
+    assert as_set(PROBLEMS, solutions=True).problems == tuple(PROBLEMS)
+    loaded = load_problems([{"problem": "1?", "solution": "s"}, {"problem": "2?"}], DataConfig(on_bad_row="skip"))
+    found = as_set(loaded, "skip", solutions=True)
+    assert (found.problems, found.report, found.on_bad_row) == (loaded.problems, loaded.report, "skip")
+    mine = set_of(GOOD, on_bad_row="skip")
+    assert as_set(mine, "stop", solutions=False) is mine
+
+
+def test_a_question_that_cannot_be_asked_is_an_error_or_left_out_and_counted():
+    with pytest.raises(PromptError, match=r"^validation set v, v.jsonl:2: .* imitates the chat template") as caught:
+        askable("v", set_of(GOOD, BAD), BUILDER)
+    assert caught.value.reason == "imitation"
+    kept, account = askable("v", set_of(GOOD, BAD, on_bad_row="skip"), BUILDER)
+    assert [*kept] == [GOOD]
+    assert account.to_dict()["prompts"] == {"skipped": {"imitation": 1}, "first": {"imitation": ["v.jsonl:2"]}}
+    assert str(account).endswith("No prompt can be made of 1 of these: imitation (v.jsonl:2).")
+    with pytest.raises(ConfigError, match=r"no question of the validation set v can be asked: .*imitation \(v.jsonl:2"):
+        askable("v", set_of(BAD, on_bad_row="skip"), BUILDER)
+    with pytest.raises(ConfigError, match="no question of the validation set v can be asked"):
+        askable("v", set_of(), BUILDER)
+
+
+def test_the_account_is_kept_and_what_was_left_out_is_told(tmp_path, capsys):
+    rows = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "", "answer": "\ud800"}]
+    some = load_problems(rows, DataConfig.model_validate({"on_bad_row": "skip", "columns": {"solution": None}}))
+    accounts = {name: askable(name, as_set(given, solutions=False), BUILDER)[1] for name, given in
+                {"all": PROBLEMS, "some": some}.items()}  # fmt: skip
+    keep(accounts, tmp_path / "data.json")
+    assert capsys.readouterr().err == (
+        'some: memory: 1 of 2 rows used. Bad rows skipped: 1 (memory, row 2: column "problem" is empty).\n'
+    )
+    kept = json.loads((tmp_path / "data.json").read_text())
+    assert (kept["all"]["rows"], kept["all"]["kept"], kept["all"]["revision"]) == (16, 16, None)
+    assert kept["some"]["faults"] == ['memory, row 2: column "problem" is empty']
