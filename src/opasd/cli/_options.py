@@ -107,9 +107,10 @@ def _take_mappings(args: list[str]) -> tuple[list[str], dict[str, Any]]:
         value: Any = parse_value(text)
         if (members := _members(DataConfig, inner)) - {NoneType} == {str} and not isinstance(value, str):
             value = None if value is None and NoneType in members else text
+        nested: Any = value
         for part in reversed([*_MAPPINGS[start], name, *inner]):
-            value = {part: value}
-        found = merged(found, value)
+            nested = {part: nested}
+        found = merged(found, nested)
     return rest, found
 
 
