@@ -7,16 +7,12 @@ Nothing in a folder is trusted: a line that is no JSON object is counted and pas
 replacement characters, and a value of the wrong kind is a missing one.
 """
 
-import gzip
-import json
 import os
 import re
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,13 +21,14 @@ from opasd.analysis.markers import MARKERS, Counted, count_markers
 from opasd.analysis.spending import Spending, spending
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.reading import read_yaml
+from opasd.report.files import MAX_NAMED, json_object, json_rows
+from opasd.report.joining import how_asked, joined
 from opasd.report.viewer import is_record
 from opasd.run import RunFolder
 
 State = Literal["finished", "running", "stopped", "evaluated"]
 ROLLOUT = "training rollouts"
 """The set that the samples of training belong to."""
-_MAX_ROWS_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,31 +183,33 @@ def read_run(path: Path) -> Run:
     """A run's folder, whatever is in it."""
     run = Run(_given(path).name or str(path), path)
     _read_config(run)
-    run.environment = _object(path / "environment.json", run, "the environment is not known")
-    run.rows = list(_rows(path / "metrics.jsonl", run, "there are no curves"))
+    run.environment = json_object(path / "environment.json", run.notes, "the environment is not known")
+    run.rows = list(json_rows(path / "metrics.jsonl", run.notes, "there are no curves"))
     _note_odd_numbers(run)
-    read = [_sample(row, ROLLOUT) for row in _rows(path / "samples.jsonl", run, "there are no samples")]
+    read = [_sample(row, ROLLOUT) for row in json_rows(path / "samples.jsonl", run.notes, "there are no samples")]
     run.samples = [sample for sample in read if sample is not None]
     if without := len(read) - len(run.samples):
         run.notes.append(f"samples.jsonl: {without} rows without a completion are left out")
     for record in sorted((path / "attention").glob("*.json")):
-        if found := _object(record, run, "one attention record is left out"):
+        if found := json_object(record, run.notes, "one attention record is left out"):
             if is_record(found):
                 run.attention.append(found)
             else:
                 run.notes.append(f"{record.name} is damaged or of another version: one attention record is left out")
     for copy in sorted((path / "evaluations").glob("*.json"), key=lambda copy: copy.stem):
-        whole = _object(copy, run, "one evaluation is left out")
+        whole = json_object(copy, run.notes, "one evaluation is left out")
         targets = _targets(whole)
         # The copy is the run's own, wherever the run has been moved since.
         own = [name for name, about in targets.items() if same_folder(about.get("run"), path)] or [
             name for name, about in targets.items() if str(about.get("run")).rstrip("/").endswith(f"/{run.name}")
         ]
         for target in own:
-            one = Run(run.name, path, "evaluated", evaluation=copy.with_suffix(""), how=_how(whole, targets[target]))
+            one = Run(
+                run.name, path, "evaluated", evaluation=copy.with_suffix(""), how=how_asked(whole, targets[target])
+            )
             one.origin = str(targets[target]["run"])
             one.results = _results(whole, target, run, copy.name)
-            if one.results and not _joined([run, *run.others], one):
+            if one.results and not joined([run, *run.others], one):
                 run.others.append(one)
     _find_state(run)
     return run
@@ -219,21 +218,21 @@ def read_run(path: Path) -> Run:
 def read_evaluation(path: Path) -> list[Run]:
     """The models of an evaluation's folder, each with its answers and what they came to."""
     whole = Run(_given(path).name or str(path), path, "evaluated")
-    settings = _object(path / "settings.json", whole, "what was evaluated is known by name alone")
-    evaluation = _object(path / "evaluation.json", whole, "the evaluation is not finished")
+    settings = json_object(path / "settings.json", whole.notes, "what was evaluated is known by name alone")
+    evaluation = json_object(path / "evaluation.json", whole.notes, "the evaluation is not finished")
     models: dict[str, Run] = {}
     record = evaluation if _targets(evaluation) else settings
     for name, about in _targets(record).items():
         folder = Path(str(about["run"])) if about.get("run") else path
         models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
         models[name].results = _results(evaluation, name, whole, "evaluation.json")
-        models[name].evaluation, models[name].how = path, _how(record, about)
+        models[name].evaluation, models[name].how = path, how_asked(record, about)
         models[name].beside = path.resolve().parent / path.resolve().stem
     asked = {
         (str(row.get("benchmark")), str(row.get("problem"))): row
-        for row in _rows(path / "problems.jsonl", whole, "questions are shown by their names")
+        for row in json_rows(path / "problems.jsonl", whole.notes, "questions are shown by their names")
     }
-    for row in _rows(path / "samples.jsonl", whole, "there are no answers"):
+    for row in json_rows(path / "samples.jsonl", whole.notes, "there are no answers"):
         name = str(row.get("target") or row.get("model") or whole.name)
         sample = _sample(row, str(row.get("benchmark") or "evaluation"), answer_is_known=False)
         if sample is not None:
@@ -294,58 +293,12 @@ def _attach(runs: list[Run], answered: Run) -> None:
     # A sweep's folder may have been moved: then NAME still lies beside NAME.evaluation.
     if not same and answered.beside and answered.beside.name == Path(answered.origin).name:
         same = [run for run in runs if run.path.resolve() == answered.beside]
-    if _joined(same, answered):
+    if joined(same, answered):
         return
     if same:
         runs.insert(runs.index(same[-1]) + 1, answered)
     else:
         runs.insert(len(runs) if answered.origin or (answered.samples and not answered.results) else 0, answered)
-
-
-def _joined(rows: Sequence[Run], answered: Run) -> bool:
-    """Whether the evaluation became part of a row: of the first that was evaluated as it was, or not at all."""
-    row = next((row for row in rows if _agree(row.how, answered.how)), None)
-    if row is None:
-        return False
-    known = {(result.benchmark, result.budget) for result in answered.results}
-    row.results = [one for one in row.results if (one.benchmark, one.budget) not in known] + answered.results
-    # With the same seeds, an answer within a smaller budget is the beginning of the longer one.
-    new = {one.key: one.tokens for one in (*answered.samples, *answered.without_text)}
-    row.samples = [one for one in row.samples if one.tokens > new.get(one.key, -1)]
-    row.without_text = [one for one in row.without_text if one.tokens > new.get(one.key, -1)]
-    kept = {one.key for one in (*row.samples, *row.without_text)}
-    row.samples += [one for one in answered.samples if one.key not in kept]
-    row.without_text += [one for one in answered.without_text if one.key not in kept]
-    row.notes += answered.notes
-    if answered.evaluation and (row.evaluation is None or answered.evaluation.is_dir() > row.evaluation.is_dir()):
-        row.evaluation = answered.evaluation
-    row.how = row.how | answered.how
-    return True
-
-
-def _how(record: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for a target's results to stand in one row; what is not on record is left out.
-
-    The budget may differ, and from one benchmark to another what belongs to the benchmark.
-    """
-    settings = _dict(record.get("settings", record))
-    profile = _dict(settings.get("profile"))
-    sampling = {name: value for name, value in _dict(profile.get("sampling")).items() if name != "max_new_tokens"}
-    found = {name: about.get(name) for name in ("model", "dtype", "fingerprint")}
-    found |= {name: profile.get(name) for name in ("seed", "thinking")} | {"sampling": sampling or None}
-    found |= {"engine": settings.get("engine"), "template": settings.get("template_options", {} if profile else None)}
-    for name, benchmark in _dict(record.get("benchmarks")).items():
-        asked = [_dict(benchmark).get(part) for part in ("fingerprint", "prompt", "instruction", "kind")]
-        found[f"benchmark {name}"] = [*asked, profile.get("samples"), settings.get("group")]
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one[name] == other[name] for name in one.keys() & other.keys())
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _given(path: Path) -> Path:
@@ -465,9 +418,7 @@ def _note_odd_numbers(run: Run) -> None:
     ]
     if odd:
         names = sorted({name for name, _ in odd})
-        named = ", ".join(name[:60] for name in names[:_MAX_ROWS_NAMED]) + (
-            ", …" if len(names) > _MAX_ROWS_NAMED else ""
-        )
+        named = ", ".join(name[:60] for name in names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
         steps = [step for _, step in odd if step is not None]
         first = f", first at step {min(steps):.0f}" if steps else ""
         run.notes.append(f"metrics.jsonl: {len(odd)} values that are no usable numbers are left out ({named}){first}")
@@ -475,68 +426,6 @@ def _note_odd_numbers(run: Run) -> None:
 
 def _in_use(path: Path) -> bool:
     return RunFolder.in_use(RunFolder(path, None))  # pyright: ignore[reportArgumentType] (the lock alone is asked)
-
-
-def _object(path: Path, run: Run, consequence: str) -> dict[str, Any]:
-    """A JSON file with an object in it."""
-    try:
-        with _open(path) as file:
-            found = json.loads(file.read().decode(errors="replace"))
-    except FileNotFoundError:
-        run.notes.append(f"{path.name} is missing: {consequence}")
-        return {}
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        run.notes.append(f"{path.name} cannot be read ({str(error)[:100]}): {consequence}")
-        return {}
-    if isinstance(found, dict):
-        return found
-    run.notes.append(f"{path.name} holds no JSON object: {consequence}")
-    return {}
-
-
-def _rows(path: Path, run: Run, consequence: str) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON lines file; a note for what is missing, damaged or cut."""
-    damaged: list[int] = []
-    cut, count = False, 0
-    try:
-        with _open(path) as file:
-            for place, line in enumerate(file, 1):
-                row = _parsed(line)
-                if row is not None:
-                    count += 1
-                    yield row
-                elif not line.endswith(b"\n"):
-                    cut = True
-                elif line.strip():
-                    damaged.append(place)
-    except FileNotFoundError:
-        run.notes.append(f"{path.name} is missing: {consequence}")
-        return
-    except (OSError, EOFError, zlib.error) as error:
-        what = (isinstance(error, OSError) and error.strerror) or str(error)
-        run.notes.append(f"{path.name} cannot be read ({what}): {consequence if not count else 'the rest is left out'}")
-        return
-    if cut:
-        run.notes.append(f"{path.name}: the last line is cut and left out")
-    if damaged:
-        named = ", ".join(map(str, damaged[:_MAX_ROWS_NAMED])) + (", …" if len(damaged) > _MAX_ROWS_NAMED else "")
-        run.notes.append(f"{path.name}: {len(damaged)} damaged lines are left out (line {named})")
-    if not count and not cut and not damaged:
-        run.notes.append(f"{path.name} is empty: {consequence}")
-
-
-def _open(path: Path) -> gzip.GzipFile | BufferedReader:
-    """The file, or where it is not there what `gzip` made of it."""
-    packed = path.with_name(f"{path.name}.gz")
-    return gzip.open(packed) if packed.exists() and not path.exists() else path.open("rb")
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _sample(row: dict[str, Any], dataset: str, *, answer_is_known: bool = True) -> Sample | None:
