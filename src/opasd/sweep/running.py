@@ -155,7 +155,7 @@ class Place:
                 )
         elif self.path.exists():
             raise ConfigError(f"{self.path} exists and is no run; give another --output")
-        elif self.evaluation.exists() and not self.run.evaluate_only:
+        elif any(self.evaluation.glob("*.json")) and not self.run.evaluate_only:
             raise ConfigError(
                 f"{self.evaluation} is of a run that is no longer there; remove it too, or give another --output"
             )
