@@ -46,9 +46,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
 
 
-def shown(values: Any, sign: str = "") -> str:
+def shown(values: Any, sign: str = "", digits: int = 1) -> str:
     mean, low, high = (100 * part for part in estimate(np.asarray(values, float).tolist()))
-    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 
 def number(problem: str) -> int:
@@ -168,7 +168,7 @@ def over_seeds(found: dict[str, Evaluated], base: Evaluated, names: tuple[str, .
     means = 100 * gaps.mean(1)
     half = 4.303 * means.std(ddof=1) / len(means) ** 0.5  # the 97.5 % quantile of Student's t with two degrees
     print(
-        f"opasd - opsd, mean of the seeds {means.mean():+.2f}: over problems {shown(gaps.mean(0), '+')}, over seeds "
+        f"opasd - opsd, mean of the seeds {means.mean():+.2f}: over problems {shown(gaps.mean(0), '+', 2)}, over seeds "
         f"[{means.mean() - half:+.2f}, {means.mean() + half:+.2f}]"
     )
 
@@ -243,6 +243,7 @@ def texts(folder: str, base: Evaluated) -> None:
         cut = [endless(row["text"]) for row in rows if row["finish_reason"] == "length"]
         shares = {
             "an output block": np.mean(["```output" in row["text"] for row in rows]),
+            "the word reference": np.mean(["reference" in row["text"].lower() for row in rows]),
             "a refusal": np.mean([REFUSAL.match(row["text"]) is not None for row in rows]),
             "a solution that was provided": np.mean([PROVIDED.search(row["text"]) is not None for row in rows]),
             "backwards": np.mean([BACKWARDS.search(row["text"]) is not None for row in rows]),
@@ -291,6 +292,17 @@ def read_gsm8k() -> None:
             print(line)
 
 
+def collapse() -> None:
+    """What the rollouts of moving teachers look like, step by step."""
+    print("\nmoving teachers, rollouts by step: right, cut off, leaks in per cent, tokens")
+    for name in ("ema", "live"):
+        rows = [row for row in rows_of(HERE / f"arithmetic/ablations/{name}/metrics.jsonl.gz") if "grad_norm" in row]
+        for row in rows:
+            shares = [100 * row[f"rollout/{key}"] for key in ("accuracy", "truncated", "leaks")]
+            cells = [*(f"{share:.0f}" for share in shares), f"{row['rollout/length_mean']:.0f}"]
+            print(f"{name}, step {row['step']}: {', '.join(cells)}")
+
+
 def layers() -> None:
     """How often a layer's attention divergence is lower for the right one of two answers to a problem."""
     record = json.loads(gzip.decompress((HERE / "arithmetic/layers.json.gz").read_bytes()))
@@ -318,6 +330,7 @@ def main() -> None:
         print(f"opasd-problem-seed-1 - {other}: {found['opasd-problem-seed-1'].minus(model)}")
     earlier()
     table("arithmetic/ablations", {"base": base, **one})
+    collapse()
     seen = table("arithmetic/references", {"base": base, **one})
     for kind in ("answer", "others", "silent", "bare"):
         print(f"opasd - opsd, {kind}: {seen[f'opasd-{kind}'].minus(seen[f'opsd-{kind}'])}")
