@@ -1,5 +1,6 @@
 """Sets of problems: what rows and problems may lack, which questions can be asked, and the account of it."""
 
+import copy
 import json
 
 import pytest
@@ -53,6 +54,17 @@ def test_a_question_that_cannot_be_asked_is_an_error_or_left_out_and_counted():
         askable("v", set_of(BAD, on_bad_row="skip"), BUILDER)
     with pytest.raises(ConfigError, match="no question of the validation set v can be asked"):
         askable("v", set_of(), BUILDER)
+
+
+def test_questions_are_tried_as_they_will_be_asked():
+    tokenizer = copy.deepcopy(TOKENIZER)
+    odd = "{{ raise_exception('odd') if enable_thinking and 'seven' in messages[-1].content }}"
+    tokenizer.chat_template = odd + tokenizer.chat_template
+    builder = PromptBuilder(tokenizer, PromptConfig(student_thinking=False))
+    given = set_of(GOOD, Problem("seven?", answer="7", id="v.jsonl:2"))
+    assert askable("v", given, builder)[0].problems == given.problems
+    with pytest.raises(PromptError, match="validation set v, v.jsonl:2: .*odd"):
+        askable("v", given, builder, thinking=True)
 
 
 def test_the_account_is_kept_and_what_was_left_out_is_told(tmp_path, capsys):
