@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opasd.sweep.logs import last_words
+from opasd.sweep.logs import beside_strangers, last_words
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.00 GiB."
 ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported\nCompile with `TORCH_USE_CUDA_DSA`\n"
@@ -89,3 +89,16 @@ def test_any_bytes_have_last_words(tmp_path_factory: pytest.TempPathFactory, noi
     log.write_bytes(noise + f"\ntorch.OutOfMemoryError: {OUT}\n".encode())
     message, short = last_words(log, 0)
     assert (message, short) == (f"torch.OutOfMemoryError: {OUT}", True)
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ("Process 7 has 21.78 GiB memory in use.", True),
+        ("Process 7 has 66.00 MiB memory in use. Process 8 has 1.00 GiB memory in use.", True),
+        ("Process 7 has 66.00 MiB memory in use.", False),  # a desktop, or the service by which processes share a GPU
+        ("Including non-PyTorch memory, this process has 18.35 GiB memory in use.", False),
+    ],
+)
+def test_other_processes_count_where_they_hold_much(others: str, told: bool) -> None:
+    assert beside_strangers(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {others}") is told
