@@ -1,9 +1,9 @@
 """A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET [--unfinished] [--counts]
 
-Records are compressed, weights and logs left out. Of several answers to a problem the first keeps its text, or with
---counts what is counted in it: epistemic markers, and whether it speaks of a reference; all keep verdict and length.
-Folders of the machine that it ran on are cut to their last part. Evaluations that were not finished are left out unless
-asked for.
+Records are compressed; weights, logs, tables and all but the head of a card are left out. Of several answers to a
+problem the first keeps its text, or with --counts what is counted in it: epistemic markers, and whether it speaks of a
+reference; all keep verdict and length. Folders of the machine that it ran on are cut to their last part. Evaluations
+that were not finished are left out unless asked for.
 """
 
 import gzip
@@ -59,11 +59,13 @@ def main() -> None:
         if any(part.startswith(("checkpoint-", ".")) or part == "logs" for part in inner.parts):
             continue
         records = path.name in RECORDS
-        if not records and path.name not in KEPT and not {"state", "tables"} & set(inner.parts):
+        if not records and path.name not in KEPT and "state" not in inner.parts:
             continue
         text = path.read_text(encoding="utf-8")
         if path.name == "samples.jsonl":
             text = answers(text, "--counts" in sys.argv and path.parent.name.endswith(".evaluation"))
+        elif path.name == "README.md":
+            text = FOLDERS.sub("", text.split("\n## ")[0].rstrip() + "\n")
         elif path.suffix != ".jsonl":
             text = FOLDERS.sub("", text)
         to = target / inner

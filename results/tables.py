@@ -152,7 +152,7 @@ def table(folder: str, against: dict[str, Evaluated]) -> dict[str, Evaluated]:
 
 
 def over_seeds(found: dict[str, Evaluated], base: Evaluated, names: tuple[str, ...]) -> None:
-    """Intervals: over problems for these runs; of the difference also Student's t over the seeds."""
+    """What there is of each: the mean of its seeds, and the interval over problems for these runs."""
     for name in names:
         runs = [found[run] for seed in SEEDS if (run := f"{name}-seed-{seed}") in found]
         means = [100 * np.mean(list(run.shares().values())) for run in runs]
@@ -161,15 +161,19 @@ def over_seeds(found: dict[str, Evaluated], base: Evaluated, names: tuple[str, .
             f"{name}: {np.mean(means):.1f} ± {np.std(means, ddof=1):.1f} over {len(runs)} seeds, against base "
             f"{shown(gains, '+')}"
         )
-    pairs = [(found[f"opasd-seed-{seed}"], found[f"opsd-seed-{seed}"]) for seed in SEEDS]
-    for seed, (mine, theirs) in zip(SEEDS, pairs, strict=True):
-        print(f"opasd - opsd, seed {seed}: {mine.minus(theirs)}")
-    gaps = np.array([list(mine.gaps(theirs).values()) for mine, theirs in pairs])
+
+
+def difference(found: dict[str, Evaluated], mine: str, theirs: str) -> None:
+    """Seed by seed; of the mean the interval over problems for these runs, and Student's t over the seeds."""
+    pairs = [(found[f"{mine}-seed-{seed}"], found[f"{theirs}-seed-{seed}"]) for seed in SEEDS]
+    for seed, (one, other) in zip(SEEDS, pairs, strict=True):
+        print(f"{mine} - {theirs}, seed {seed}: {one.minus(other)}")
+    gaps = np.array([list(one.gaps(other).values()) for one, other in pairs])
     means = 100 * gaps.mean(1)
     half = 4.303 * means.std(ddof=1) / len(means) ** 0.5  # the 97.5 % quantile of Student's t with two degrees
     print(
-        f"opasd - opsd, mean of the seeds {means.mean():+.2f}: over problems {shown(gaps.mean(0), '+', 2)}, over seeds "
-        f"[{means.mean() - half:+.2f}, {means.mean() + half:+.2f}]"
+        f"{mine} - {theirs}, mean of the seeds {means.mean():+.2f}: over problems {shown(gaps.mean(0), '+', 2)}, over "
+        f"seeds [{means.mean() - half:+.2f}, {means.mean() + half:+.2f}]"
     )
 
 
@@ -325,6 +329,7 @@ def main() -> None:
     print(f"arithmetic, 0.5B, base: {base}")
     found = table("arithmetic/objectives", {"base": base})
     over_seeds(found, base, ("opasd", "opsd", "attention", "opsd-pointwise"))
+    difference(found, "opasd", "opsd")
     one = {"opasd": found["opasd-seed-1"], "opsd": found["opsd-seed-1"]}
     for other, model in one.items():
         print(f"opasd-problem-seed-1 - {other}: {found['opasd-problem-seed-1'].minus(model)}")
@@ -347,6 +352,7 @@ def main() -> None:
     for clip, mine, theirs in (
         ("per-token", "opasd-paper", "opsd-paper-per-token"),
         ("pointwise", "opasd-paper-pointwise", "opsd-paper"),
+        ("no", "opasd", "opsd"),
     ):
         print(f"opasd - opsd, {clip} clip: {long[mine].minus(long[theirs])}")
     for folder in ("objectives", "references", "ablations", "long"):
@@ -360,6 +366,10 @@ def main() -> None:
     print(f"\nMATH-500, 0.5B, base: {base}")
     both = table("math/objectives", {"base": base})
     over_seeds(both, base, ("opasd", "opsd", "attention", "opsd-pointwise", "opsd-per-token"))
+    difference(both, "opasd", "opsd")
+    both |= table("math/chosen", {"base": base})
+    over_seeds(both, base, ("opsd-1e-4", "opsd-pointwise-1e-6", "opsd-per-token-1e-4"))
+    difference(both, "opasd", "opsd-1e-4")
     base = evaluated("gsm8k/1.5b", "base")
     print(f"\nGSM8K, 1.5B, base: {base}")
     table("gsm8k/1.5b-controls", {"base": base})

@@ -1,5 +1,7 @@
 """Scoring: whatever rollouts share a forward, each gets what it would get alone."""
 
+import re
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -9,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from opasd.errors import CaptureError, ConfigError
 from opasd.models import unwrap
 from opasd.scoring import Scorer, output_head
-from tests.models import FAMILIES, HYBRID, SIZES, add_lora, attention_function, fast, make_model
+from tests.models import CUDNN, FAMILIES, HYBRID, SIZES, add_lora, attention_function, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
 
 LAYOUTS = ("padded", "packed", "single")
@@ -162,6 +164,23 @@ def test_a_model_that_takes_no_bounds_is_padded_and_stays_as_it_was():
     model.model.forward = strict
     assert "unexpected keyword argument" in (Scorer(model, 0).cannot_pack() or "")
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError(CUDNN)])
+def test_a_trial_without_memory_is_no_reason_against_packing(error):
+    """A GPU that is full for a moment says nothing about the model."""
+    model = make_model("qwen3", "sdpa")
+
+    def full(_module, _args, kwargs):
+        if "cu_seq_lens_q" in kwargs:
+            raise type(error)(*error.args)
+
+    scorer, handle = Scorer(model, 0), model.register_forward_pre_hook(full, with_kwargs=True)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        scorer.cannot_pack()
+    assert model.config._attn_implementation == "sdpa"
+    handle.remove()
+    assert scorer.cannot_pack() is None
 
 
 def test_an_output_head_with_a_bias():

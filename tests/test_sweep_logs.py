@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opasd.sweep.logs import beside_strangers, last_words
+from tests.models import CUDNN
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.00 GiB."
 ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported\nCompile with `TORCH_USE_CUDA_DSA`\n"
@@ -40,6 +41,7 @@ def raised(error: Exception) -> str:
         raised(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
         raised(torch.AcceleratorError("CUDA error: out of memory" + ASYNCHRONOUS)),
         raised(RuntimeError("Triton Error [CUDA]: out of memory")),
+        raised(RuntimeError(CUDNN)),
         raised(ValueError(VLLM)),
         "torch.cuda.OutOfMemoryError: " + OUT,
         "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: out of memory\n",
@@ -51,7 +53,7 @@ def raised(error: Exception) -> str:
 def test_short_of_memory(tmp_path: Path, text: str) -> None:
     message, short = told(tmp_path, "started\n" + text)
     assert short
-    assert "memory" in message or "ALLOC_FAILED" in message
+    assert any(words in message for words in ("memory", "ALLOC_FAILED", "mha_graph"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,11 @@ from opasd.evaluation.statistics import estimate
 HERE = Path(__file__).parent
 SEEDS = (1, 42, 123)
 KINDS = ("right", "wrong")
+NAMES = (
+    *("opasd", "opsd", "opsd-pointwise", "opsd-per-token", "attention"),
+    *("opsd-1e-4", "opsd-pointwise-1e-6", "opsd-per-token-1e-4"),
+)
+SWEEPS = ("objectives", "controls", "rates", "chosen", "long", "1.5b")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -54,35 +59,41 @@ def markers(folder: Path) -> float:
 def objectives() -> None:
     base, rest = answers("base")
     print(f"base {shown(base)}; {rest}")
-    means, seeds = {}, {}
-    for name in ("opasd", "opsd", "opsd-pointwise", "opsd-per-token", "attention"):
-        found = [answers(f"{name}-seed-{seed}", sweep_of(f"{name}-seed-{seed}")) for seed in SEEDS]
-        for seed, (right, rest) in zip(SEEDS, found, strict=True):
-            print(f"{name} {seed} {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
-        shares = [100 * right.mean() for right, _ in found]
-        means[name] = np.mean([right for right, _ in found], 0)
-        seeds[name] = np.array(shares)
+    found = {name: seeds_of(name, base) for name in NAMES}
+    for theirs in ("opsd", "opsd-1e-4"):
+        gaps = found["opasd"] - found[theirs]
+        means = 100 * gaps.mean(1)
+        half = 4.303 * means.std(ddof=1) / len(means) ** 0.5  # the 97.5 % quantile of Student's t with two degrees
         print(
-            f"{name} {np.mean(shares):.1f} ± {np.std(shares, ddof=1):.1f} over seeds, against base "
-            f"{shown(means[name] - base, sign='+')}"
+            f"opasd - {theirs} {shown(gaps.mean(0), digits=2, sign='+')}, over seeds "
+            f"[{means.mean() - half:+.2f}, {means.mean() + half:+.2f}]"
         )
-    gaps = seeds["opasd"] - seeds["opsd"]
-    half = 4.303 * gaps.std(ddof=1) / len(gaps) ** 0.5  # the 97.5 % quantile of Student's t with two degrees
-    print(
-        f"opasd - opsd {shown(means['opasd'] - means['opsd'], digits=2, sign='+')}, over seeds "
-        f"[{gaps.mean() - half:+.2f}, {gaps.mean() + half:+.2f}]"
-    )
     print()
+
+
+def seeds_of(name: str, base: np.ndarray) -> np.ndarray:
+    """Each seed's shares of right answers, told on the way."""
+    found = []
+    for seed in SEEDS:
+        run = f"{name}-seed-{seed}"
+        right, rest = answers(run, sweep_of(run))
+        print(f"{name} {seed} {shown(right)}, against base {shown(right - base, sign='+')}; {rest}")
+        found.append(right)
+    shares = [100 * right.mean() for right in found]
+    gain = shown(np.mean(found, 0) - base, sign="+")
+    print(f"{name} {np.mean(shares):.1f} ± {np.std(shares, ddof=1):.1f} over seeds, against base {gain}")
+    return np.array(found)
 
 
 def sweep_of(run: str) -> str:
     """The sweep in which a run was evaluated."""
-    return next(sweep for sweep in ("objectives", "controls") if (HERE / sweep / f"{run}.evaluation").is_dir())
+    sweeps = ("objectives", "controls", "chosen")
+    return next(sweep for sweep in sweeps if (HERE / sweep / f"{run}.evaluation").is_dir())
 
 
 def training() -> None:
     """Means over the first three steps and the last eight."""
-    paths = [path for sweep in ("objectives", "controls", "long", "1.5b") for path in (HERE / sweep).glob("*/metrics*")]
+    paths = [path for sweep in SWEEPS for path in (HERE / sweep).glob("*/metrics*")]
     for path in sorted(paths):
         rows = [row for row in rows_of(path) if "grad_norm" in row]
         cells = []
@@ -95,12 +106,15 @@ def training() -> None:
 
 
 def search() -> None:
-    for path in sorted((HERE / "search").glob("*/metrics.jsonl.gz")):
+    """What validation said of settings and of learning rates."""
+    for path in sorted([*(HERE / "search").glob("*/metrics.jsonl.gz"), *(HERE / "rates").glob("*/metrics.jsonl.gz")]):
         for row in rows_of(path):
-            if "validation/gsm8k/avg@3" in row:
-                measures = ("avg@3", "length_mean", "truncated")
-                accuracy, length, cut = (row[f"validation/gsm8k/{name}"] for name in measures)
-                print(f"{path.parent.name}, step {row['step']}: {100 * accuracy:.1f}, {length:.0f}, {100 * cut:.0f} %")
+            for average in ("avg@3", "avg@4"):
+                if f"validation/gsm8k/{average}" in row:
+                    measures = (average, "length_mean", "truncated")
+                    accuracy, length, cut = (row[f"validation/gsm8k/{name}"] for name in measures)
+                    told = f"{100 * accuracy:.1f}, {length:.0f}, {100 * cut:.0f} %"
+                    print(f"{path.parent.parent.name}, {path.parent.name}, step {row['step']}: {told}")
     print()
 
 

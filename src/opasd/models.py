@@ -1,4 +1,4 @@
-"""The transformers model inside whatever wraps it, and what goes to its device."""
+"""The transformers model inside whatever wraps it, what goes to its device, and whether that was full."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,3 +36,14 @@ def send(values: "Sequence[Any] | np.ndarray[Any, Any] | Tensor", device: torch.
     if torch.device(device).type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def short_of_memory(error: Exception) -> bool:
+    """Whether that is all that was wrong: libraries that PyTorch calls have errors of their own for a full device.
+
+    cuDNN's attention, which only says that it could not be executed, was seen to fail where another process had the
+    last of the memory."""
+    words = ("out of memory", "STATUS_ALLOC_FAILED", "mha_graph.execute(")
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    )

@@ -32,7 +32,7 @@ from opasd.choices import Query, Role
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.layers import LayerAttention, LayerBatch
 from opasd.losses.token import OutputHead
-from opasd.models import model_type, send, unwrap
+from opasd.models import model_type, send, short_of_memory, unwrap
 from opasd.rollout import Rollout
 
 Layout = Literal["padded", "packed", "single"]
@@ -249,9 +249,9 @@ class Scorer:
             packed, *_ = self._run(pack(self.model, [first, second])[0])
         except ConfigError as error:
             return str(error)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if short_of_memory(error):
+                raise
             return f"the {model_type(self.model)} model takes no packed sequences ({type(error).__name__}: {error})"
         if relative_error(packed[0, len(first) :], alone[0]) > 4 * tolerance(alone.to(precision)):
             return (

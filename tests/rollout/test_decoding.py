@@ -1,6 +1,7 @@
 """Decoding in slots: the tokens of padded batches, whatever the slots, the order and the moments of looking."""
 
 import math
+import re
 import weakref
 
 import pytest
@@ -15,7 +16,7 @@ from opasd.lab.model import model_path
 from opasd.rollout import decoding, slots
 from opasd.rollout.decoding import NOT_FINITE, make_plan
 from opasd.rollout.transformers import TransformersEngine
-from tests.models import FAMILIES, VOCABULARY, add_lora, attention_function, make_model
+from tests.models import CUDNN, FAMILIES, VOCABULARY, add_lora, attention_function, make_model
 from tests.rollout.test_transformers import GREEDY, NO_STOP, RANDOM, cut, exact_model, make_prompts, reference
 
 PLAIN = ("qwen3", "qwen2", "llama", "granite", "qwen3_moe")
@@ -148,24 +149,55 @@ def test_broken_weights_are_not_tried_in_slots():
 
 
 @pytest.mark.parametrize("way", ["slots", "padded"])
-def test_fewer_rows_are_tried_when_memory_runs_out(way):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("as on a small device"), RuntimeError(CUDNN)])
+def test_fewer_rows_are_tried_when_memory_runs_out(way, error):
     model, prompts, seen = exact_model("qwen3"), make_prompts(LENGTHS), []
     expected = padded(model, prompts)
 
     def full(_module, _args, kwargs):
         seen.append(len(kwargs["input_ids"]))
         if len(kwargs["input_ids"]) > 3:
-            raise torch.OutOfMemoryError("as on a small device")
+            raise type(error)(*error.args)
 
     handle = model.register_forward_pre_hook(full, with_kwargs=True)
     assert TransformersEngine(model, STOP, decoding=way).generate(prompts, RANDOM, range(8)) == expected
     assert max(seen) > 3
     handle.remove()
-    model.register_forward_pre_hook(
-        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room at all")), with_kwargs=True
-    )
-    with pytest.raises(torch.OutOfMemoryError):
+    model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(type(error)(*error.args)), with_kwargs=True)
+    with pytest.raises(type(error), match=re.escape(str(error))):
         TransformersEngine(model, STOP, decoding=way).generate(prompts, RANDOM, range(8))
+
+
+@pytest.mark.parametrize("way", ["slots", "padded"])
+def test_other_errors_are_not_tried_again(way):
+    model, calls = exact_model("qwen3"), []
+    engine = TransformersEngine(model, STOP, decoding=way)
+    engine.generate(make_prompts((3,)), RANDOM, [0])
+
+    def broken(*_):
+        calls.append(1)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    model.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        engine.generate(make_prompts(LENGTHS), RANDOM, range(8))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError(CUDNN)])
+def test_a_trial_without_memory_is_no_reason_against_slots(error):
+    """What was found out about a model is kept; a GPU that is full for a moment says nothing about it."""
+    model = exact_model("qwen3")
+
+    def full(_module, _args, kwargs):
+        if len(kwargs["input_ids"]) == 2:  # the trial; what it is compared with has one row
+            raise type(error)(*error.args)
+
+    handle = model.register_forward_pre_hook(full, with_kwargs=True)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        make_plan(model)
+    handle.remove()
+    assert isinstance(make_plan(model), decoding.Plan)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from opasd.config import SamplingConfig
+from opasd.models import short_of_memory
 from opasd.rollout.engine import Completion
 from opasd.rollout.fusing import Rounded, fused, kernels_available
 from opasd.rollout.sampling import sample
@@ -91,13 +92,6 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(self.stream)
         self.bytes += torch.cuda.memory_reserved(self.stream.device) - before
         return graph
-
-
-def short_of_memory(error: RuntimeError) -> bool:
-    """Whether that is all that was wrong: libraries that a capture calls have errors of their own for it."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("out of memory", "STATUS_ALLOC_FAILED")
-    )
 
 
 def uniform_numbers(seeds: Sequence[int], steps: int) -> Tensor:
@@ -366,9 +360,9 @@ def make_plan(model: PreTrainedModel) -> Plan | str:
             with decoder.fast():
                 found_BV = decoder.logits(2).double()
                 plan.capture = plan.capture and not _waits(decoder)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if short_of_memory(error):
+                raise
             reason = f"{type(error).__name__}: {error}"
             continue
         error = float((found_BV - expected_BV).norm() / expected_BV.norm())

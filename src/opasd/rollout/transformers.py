@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import SamplingConfig
-from opasd.models import model_type, unwrap
+from opasd.models import model_type, short_of_memory, unwrap
 from opasd.rollout.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
 from opasd.rollout.engine import Completion
 from opasd.rollout.sampling import sample
@@ -80,10 +80,13 @@ class TransformersEngine:
                         else:
                             found = self._batches(asked, sampling, drawn, rows)
                         completions.update((missing[place], completion) for place, completion in found)
-                    except torch.OutOfMemoryError:
-                        if rows == 1:
+                    except RuntimeError as error:
+                        if rows == 1 or not short_of_memory(error):
                             raise
-                        rows = -(-min(rows, len(missing)) // 2)
+                    else:
+                        continue
+                    torch.cuda.empty_cache()  # what PyTorch only caches is no memory to cuDNN and cuBLAS
+                    rows = -(-min(rows, len(missing)) // 2)
         finally:
             self.model.train(was_training)
         return [completions[index] for index in range(len(prompts))]

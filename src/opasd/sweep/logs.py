@@ -12,6 +12,7 @@ _SHORT_OF_MEMORY = re.compile(
     r"|\b(?:CUDA|HIP) error: out of memory"
     r"|\bTriton Error \[(?:CUDA|HIP)\]: out of memory"
     r"|\b(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED\b"
+    r"|\bmha_graph\.execute\("  # cuDNN's attention
     r"|\bFree memory on device .* is less than desired GPU memory utilization))"  # vLLM's
 )
 """A line in which an exception says so; CUBLAS_STATUS_EXECUTION_FAILED and the like have other causes too."""
