@@ -4,11 +4,13 @@ import copy
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opasd.config import DataConfig, PromptConfig
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, DataError, PromptError
-from opasd.problem_sets import RunSet, as_set, askable, keep
+from opasd.problem_sets import RunSet, as_set, askable, check_same, digest, keep
 from opasd.prompts import PromptBuilder
 from tests.training import PROBLEMS, TOKENIZER
 
@@ -79,3 +81,34 @@ def test_the_account_is_kept_and_what_was_left_out_is_told(tmp_path, capsys):
     kept = json.loads((tmp_path / "data.json").read_text())
     assert (kept["all"]["rows"], kept["all"]["kept"], kept["all"]["revision"]) == (16, 16, None)
     assert kept["some"]["faults"] == ['memory, row 2: column "problem" is empty']
+
+
+def test_other_problems_than_before_are_refused(tmp_path):
+    path = tmp_path / "data.json"
+
+    def account(*problems):
+        return {"data": askable("v", set_of(*problems), BUILDER)[1]}
+
+    first = Problem("1 + 1?", "s", "2", "v.jsonl:1")
+    check_same(account(first), path)  # no account was kept
+    keep(account(first, GOOD), path)
+    check_same(account(first, GOOD), path)
+    check_same(account(Problem("1 + 1?", "s", "2", "moved.jsonl:7"), GOOD), path)
+    check_same({"another": account(first)["data"]}, path)
+    others = [(first,), (GOOD, first), (GOOD, GOOD), (first, GOOD, GOOD)]
+    others += [(Problem(*texts), GOOD) for texts in [("1+1?", "s", "2"), ("1 + 1?", "t", "2"), ("1 + 1?", "s", "3")]]
+    for problems in others:
+        with pytest.raises(ConfigError, match=r"^data: the problems are not those that the run in .* began with"):
+            check_same(account(*problems), path)
+    for text in ("", "[]", "{", '{"data": 3}', '{"data": {"kept": 2}}', '{"data": null}'):
+        path.write_text(text)
+        check_same(account(first), path)
+
+
+TEXTS = st.text(max_size=3)
+
+
+@given(st.lists(st.lists(st.tuples(TEXTS, TEXTS, TEXTS | st.none()), max_size=3), min_size=2, max_size=2))
+def test_digests_are_as_different_as_the_problems(sets):
+    first, second = ([Problem(*texts) for texts in one] for one in sets)
+    assert (digest(first) == digest(second)) is (first == second)

@@ -195,6 +195,25 @@ def test_rows_left_out_are_told_and_kept_with_the_run(place, tmp_path, capsys):
     assert (embedded.report.source, embedded.report.rows, embedded.report.kept) == ("lab", 3, 3)
 
 
+@pytest.mark.parametrize("changed", ["data", "validation_data.sums"])
+def test_a_run_does_not_go_on_with_other_data(place, tmp_path, changed):
+    rows = (place / "sums.jsonl").read_text().splitlines(keepends=True)
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("data", "validation_data.sums")}
+    for path in files.values():
+        path.write_text("".join(rows))
+    sets = {"data": {"source": str(files["data"])},
+            "validation_data": {"sums": {"source": str(files["validation_data.sums"])}}}  # fmt: skip
+    assert training.train(make_config(place, **sets), tmp_path / "run") == "finished"
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")}
+    files[changed].write_text("".join(rows[1:]))
+    longer = make_config(place, **sets, train__max_steps=3)
+    with pytest.raises(ConfigError, match=rf"^{changed}: the problems are not .* \(then: 16 rows of .*, now: 15\)"):
+        training.train(longer, tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in kept} == kept
+    files[changed].write_text("".join(rows))
+    assert training.train(longer, tmp_path / "run", resume=True) == "finished"
+
+
 def test_a_broken_model_folder(place, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{")

@@ -3,10 +3,12 @@
     train = as_set(rows, on_bad_row="skip", solutions=True)
     held_out, account = askable("aime", as_set(rows, solutions=False), builder)
     keep({"validation_data.aime": account}, folder / "data.json")
+    check_same({"validation_data.aime": account}, folder / "data.json")    # when the run goes on
 
 A validation set is tried before the first step: a question that cannot be asked must not end a run half-way.
 """
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -36,6 +38,8 @@ class Account:
 
     data: DataReport
     prompts: PromptReport
+    digest: str
+    """Of the problems that are used, in their order."""
 
     @property
     def whole(self) -> bool:
@@ -45,7 +49,8 @@ class Account:
     def to_dict(self) -> dict[str, Any]:
         """The account as JSON types."""
         prompts = {"skipped": dict(self.prompts.skipped), "first": self.prompts.skipped_ids}
-        return self.data.to_dict() | {"faults": [str(fault) for fault in self.data.faults], "prompts": prompts}
+        faults = [str(fault) for fault in self.data.faults]
+        return self.data.to_dict() | {"faults": faults, "prompts": prompts, "digest": self.digest}
 
     def __str__(self) -> str:
         if not self.prompts.skipped:
@@ -86,7 +91,7 @@ def askable(
         else:
             report.rows += 1
             kept.append(problem)
-    account = Account(problems.report, report)
+    account = Account(problems.report, report, digest(kept))
     if not kept:
         raise ConfigError(f"no question of the validation set {name} can be asked: {account} Repair it or leave it out")
     return RunSet(tuple(kept), problems.report, problems.on_bad_row), account
@@ -98,6 +103,30 @@ def keep(accounts: Mapping[str, Account], path: Path) -> None:
     for name, account in accounts.items():
         if not account.whole:
             sys.stderr.write(f"{name}: {account}\n")
+
+
+def check_same(accounts: Mapping[str, Account], path: Path) -> None:
+    """Refuse problems other than those that were kept account of; accounts that say nothing of them are no reason."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        known = {name: before[name]["digest"] for name in accounts if name in before and "digest" in before[name]}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return
+    for name in known:
+        if known[name] != accounts[name].digest:
+            raise ConfigError(
+                f"{name}: the problems are not those that the run in {path.parent} began with (then: "
+                f"{before[name].get('kept')} rows of {before[name].get('source')}, now: {accounts[name].data.kept}); "
+                "give it the same data again, or begin another run"
+            )
+
+
+def digest(problems: Iterable[Problem]) -> str:
+    """A fingerprint of what is asked, shown and wanted."""
+    found = hashlib.sha256()
+    for problem in problems:
+        found.update(json.dumps([problem.question, problem.solution, problem.answer]).encode())
+    return found.hexdigest()
 
 
 def _without_solution(row: Problem | Mapping[str, Any]) -> Problem | Mapping[str, Any]:

@@ -46,7 +46,7 @@ from opasd.evaluation.answers import answer
 from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.metrics import Window, validation_metrics
 from opasd.models import unwrap
-from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, keep
+from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, check_same, digest, keep
 from opasd.progress import Progress
 from opasd.prompts import PromptBuilder, PromptPair
 from opasd.records import Records
@@ -102,7 +102,7 @@ class OPASDTrainer(Trainer):
         pairs, self.prompt_report = self.builder.pairs(train, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
-        self.accounts = {"data": Account(train.report, self.prompt_report)}
+        self.accounts = {"data": Account(train.report, self.prompt_report, digest(pair.problem for pair in pairs))}
         self.validation_sets: dict[str, RunSet] = {}
         for name, given in _named_sets(eval_dataset).items():
             self.validation_sets[name], self.accounts[f"validation_data.{name}"] = askable(
@@ -424,6 +424,7 @@ class OPASDTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(newest[0]) if (newest := checkpoints(self.folder)[-1:]) else None
         if resume_from_checkpoint:
+            check_same(self.accounts, self.folder / "data.json")
             check_checkpoint(Path(resume_from_checkpoint), self._needed_to_resume())
             self.args.eval_on_start = False  # begun anew, a run also validates anew at its start
         self.accelerator.wait_for_everyone()  # all have seen what there is
