@@ -355,6 +355,8 @@ def main() -> None:
         ("no", "opasd", "opsd"),
     ):
         print(f"opasd - opsd, {clip} clip: {long[mine].minus(long[theirs])}")
+    for name, model in one.items():
+        print(f"{name}, no clip, 120 steps - 40: {long[name].minus(model)}")
     for folder in ("objectives", "references", "ablations", "long"):
         texts(f"arithmetic/{folder}", base)
     larger = evaluated("arithmetic/1.5b", "base")
