@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from opasd.alignment import Alignment, align
 from opasd.choices import Query, Support
-from opasd.config import PromptConfig
+from opasd.config import AttentionLossConfig, PromptConfig
 from opasd.data import Problem
 from opasd.errors import AlignmentError
 from opasd.prompts import PromptBuilder, PromptPair
+from tests.losses.cases import check_settings
 from tests.texts import texts
 from tests.tokenizers import ALL, SMALL, decode, load
 
@@ -260,3 +261,8 @@ def test_pairs_that_do_not_align_are_refused() -> None:
     changed[pair.teacher_question[0]] += 1
     with pytest.raises(AlignmentError, match="token ids"):
         align(replace(pair, teacher_ids=tuple(changed)), 1)
+
+
+def test_settings_are_refused_as_in_a_configuration() -> None:
+    pair = build("qwen3").pair(SUM)
+    check_settings(lambda **setting: align(pair, 3, **setting), AttentionLossConfig, ("support", "query"))

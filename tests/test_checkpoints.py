@@ -47,6 +47,8 @@ def test_an_adapter_that_does_not_fit_is_told(tmp_path):
     with pytest.raises(ConfigError, match="k_proj.* is missing"):
         engine.use_adapter(broken)
     (broken / "adapter_config.json").write_text(json.dumps(about))
-    (broken / "adapter_model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match="does not fit its base model"):
-        TransformersBase(LAB, max_batch=8).engine(100, []).use_adapter(broken)
+    whole = (broken / "adapter_model.safetensors").read_bytes()
+    for content in (b"damaged", whole[: len(whole) // 2], whole[:100], b""):
+        (broken / "adapter_model.safetensors").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is damaged \(.*\); give a whole one"):
+            TransformersBase(LAB, max_batch=8).engine(100, []).use_adapter(broken)

@@ -132,6 +132,9 @@ def test_problems_in_memory_keep_their_own_id_and_are_checked_too() -> None:
     assert error_of([Problem("q", " ")]) == (
         'memory, row 1: column "solution" is empty; fix the row or set data.on_bad_row: skip'
     )
+    assert error_of([given_problems[0], Problem(" ", "s", id="\ud800")]) == (
+        'problem "\\ud800", row 2: column "question" is empty; fix the row or set data.on_bad_row: skip'
+    )
 
 
 def test_datasets_in_memory() -> None:
@@ -584,6 +587,22 @@ def test_byte_order_mark_and_crlf(tmp_path: Path, suffix: str) -> None:
     assert bare(load_problems(path)) == [Problem("one", "s", "1"), Problem("two", "s")]
 
 
+def test_a_json_file_of_one_row_over_several_lines(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.json").write_text(json.dumps(row(name, answer="1"), indent=4) + "\n")
+    assert bare(load_problems(folder)) == [Problem("one", "s", "1"), Problem("two", "s", "1")]
+    assert [p.id for p in load_problems(folder / "two.json")] == ["two.json:1"]
+    broken = tmp_path / "math.json"
+    broken.write_bytes(b'{\n"problem": "q",\n"solution": "s"')
+    assert error_of(broken).startswith("math.json, row 1: is not valid JSON in UTF-8 (")
+    broken.write_bytes(b'{"problem": \n' + GOOD + b"\n" + ALSO)
+    assert [p.id for p in load_problems(broken, SKIP)] == ["math.json:2", "math.json:3"]
+    broken.write_text(json.dumps({"data": [row("one")]}, indent=1))
+    assert 'math.json, row 1: column "problem" is missing; the row has "data"' in error_of(broken)
+
+
 def test_unneeded_columns_may_hold_anything(tmp_path: Path) -> None:
     path = tmp_path / "math.jsonl"
     path.write_bytes(b'{"problem": "q", "solution": "s", "x": "\xff\\u0000", "y": {"deep": [[[1]]]}}')
@@ -970,6 +989,8 @@ def test_rows_that_are_only_answered_need_no_solution() -> None:
     config = DataConfig(columns=ColumnConfig(solution=None))
     assert list(load_problems([{"problem": "q", "answer": 5}], config)) == [Problem("q", "", "5", "memory:1")]
     assert Problem("q").solution == ""
+    answered = [Problem("q", id="a"), Problem("r", " ", id="b"), Problem("t", "s", id="c")]
+    assert [p.solution for p in load_problems(answered, config)] == ["", "", "s"]
     with pytest.raises(ValueError, match="the teacher needs solutions"):
         RunConfig(data=config)
     assert RunConfig(data=config, prompts=PromptConfig(reference="It is {answer}.")).data == config

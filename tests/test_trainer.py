@@ -139,37 +139,48 @@ DISTRIBUTED = """
 import os, sys, torch
 from pathlib import Path
 from tests.test_trainer import first_gradient
+from tests.training import PROBLEMS, make_trainer
 torch.set_num_threads(1)
-steps = int(sys.argv[2])
-found, trainer = first_gradient(Path(sys.argv[1]), per_device_train_batch_size=2, gradient_accumulation_steps=steps,
-                                method={"tokens_per_microbatch": 500})
+folder, steps, problems = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+method = {"tokens_per_microbatch": 500}
+arguments = dict(per_device_train_batch_size=2, gradient_accumulation_steps=steps, method=method)
+if problems:
+    trainer = make_trainer(folder, max_steps=5, train_dataset=PROBLEMS[:problems], **arguments)
+    trainer.train()
+    found = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+else:
+    found, trainer = first_gradient(folder, **arguments)
 if trainer.is_world_process_zero():
-    torch.save(found, sys.argv[1] + "/gradient.pt")
+    torch.save(found, folder / "found.pt")
 trainer.accelerator.end_training()
 sys.stderr.flush()
 os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
 """
 
 
-def test_two_processes_equal_one(tmp_path):
-    for processes, steps in ((1, 4), (2, 2)):
+@pytest.mark.parametrize(("problems", "accumulation"), [(0, (4, 2)), (5, (2, 1))], ids=["a gradient", "short epochs"])
+def test_two_processes_equal_one(tmp_path, problems, accumulation):
+    """With five problems, four a step, accelerate gives each process as many by repeating the epoch's first."""
+    for processes, steps in zip((1, 2), accumulation, strict=True):
         script = tmp_path / "script.py"
         script.write_text(DISTRIBUTED)
         launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
         launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
         run = subprocess.run(
-            [*launch, str(script), str(tmp_path / str(processes)), str(steps)],
+            [*launch, str(script), str(tmp_path / str(processes)), str(steps), str(problems)],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         )  # fmt: skip
         assert run.returncode == 0, run.stderr[-3000:]
-    one, two = (torch.load(tmp_path / name / "gradient.pt") for name in ("1", "2"))
-    for name, gradient in one.items():
-        torch.testing.assert_close(two[name.replace("module.", "")], gradient, atol=1e-6, rtol=1e-4)
-    mine, theirs = rows(tmp_path / "1")[0], rows(tmp_path / "2")[0]
-    assert mine.keys() == theirs.keys()
-    assert {k: v for k, v in mine.items() if k != "epoch"} == pytest.approx(
-        {k: v for k, v in theirs.items() if k != "epoch"}, rel=1e-4
+    one, two = (torch.load(tmp_path / name / "found.pt") for name in ("1", "2"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name.replace("module.", "")], value, atol=1e-6, rtol=1e-4)
+    mine, theirs = (
+        [{key: value for key, value in row.items() if key != "epoch"} for row in rows(tmp_path / name)]
+        for name in ("1", "2")
     )
+    assert len(mine) == len(theirs) == (5 if problems else 1)
+    for first, second in zip(mine, theirs, strict=True):
+        assert first == pytest.approx(second, rel=1e-4)
 
 
 def test_the_base_is_bit_identical_after_training(tmp_path):
@@ -429,6 +440,49 @@ def test_a_request_to_stop_saves_and_ends(tmp_path):
     trainer.train()
     assert trainer.state.global_step == 2
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+def stopping(trainer, at_step):
+    """Ask the run to stop while it is at a step."""
+
+    class Ask(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            trainer.stop_requested = state.global_step == at_step == 0
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            trainer.stop_requested = state.global_step == at_step - 1
+
+    trainer.add_callback(Ask())
+    return trainer
+
+
+def test_a_stop_does_not_wait_for_a_validation_which_is_made_when_the_run_goes_on(tmp_path):
+    method = {"validation": {"every": 2, "sampling": {"max_new_tokens": 3}}}
+    arguments = {"method": method, "eval_dataset": PROBLEMS[:2], "max_steps": 4, "save_steps": 10}
+    make_trainer(tmp_path / "whole", **arguments).train()
+    whole = rows(tmp_path / "whole")
+    assert [row["step"] for row in whole] == [1, 2, 2, 3, 4, 4]
+    stopping(make_trainer(tmp_path / "cut", **arguments), 2).train()
+    assert rows(tmp_path / "cut") == whole[:2]
+    assert [path.name for path in checkpoints(tmp_path / "cut")] == ["checkpoint-2"]
+    last = stopping(make_trainer(tmp_path / "cut", **arguments), 4)
+    last.train(True)  # nothing is left to go on with after the last step
+    assert rows(tmp_path / "cut") == whole
+    again = make_trainer(tmp_path / "cut", **arguments)
+    again.train(True)
+    assert rows(tmp_path / "cut") == whole
+
+
+def test_a_stop_in_the_first_validation_makes_no_step(tmp_path):
+    method = {"validation": {"every": 2, "at_start": True, "sampling": {"max_new_tokens": 3}}}
+    arguments = {"method": method, "eval_dataset": PROBLEMS[:2], "max_steps": 2, "save_steps": 10}
+    make_trainer(tmp_path / "whole", **arguments).train()
+    trainer = stopping(make_trainer(tmp_path / "cut", **arguments), 0)
+    trainer.train()
+    assert trainer.stopped
+    assert [row["step"] for row in rows(tmp_path / "cut")] == [0]
+    make_trainer(tmp_path / "cut", **arguments).train(True)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
 
 def poison(trainer, at_step):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opasd.choices import Query, Support
+from opasd.choices import Query, Support, check_choice
 from opasd.errors import AlignmentError
 from opasd.prompts import PromptPair
 
@@ -74,6 +74,8 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
     """The alignment of a response of `num_tokens` tokens to the problem of `pair`.
 
     query_t = len(prompt) − 1 + t for `predicting`, len(prompt) + t for `generated`, t = 0 … T − 1."""
+    check_choice("support", support, Support)
+    check_choice("query", query, Query)
     student_prompt, teacher_prompt = len(pair.student_ids), len(pair.teacher_ids)
     student_length, teacher_length = student_prompt + num_tokens, teacher_prompt + num_tokens
     question = list(zip(pair.student_question, pair.teacher_question, strict=False))

@@ -20,12 +20,12 @@ from transformers import AutoConfig, PreTrainedModel
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.evaluation.loop import AdapterEngine, Base
+from opasd.models import context
 from opasd.rollout.engine import Completion
 from opasd.rollout.factory import serve_base
 from opasd.rollout.transformers import TransformersEngine, stop_ids
 from opasd.training import load_model, load_tokenizer, model_source
 
-_UNBOUNDED = 1 << 31
 _ADAPTER = "evaluated"
 
 
@@ -44,7 +44,7 @@ class TransformersBase:
         self._model = load_model(model)
         torch.nn.Module.to(self._model, "cuda" if torch.cuda.is_available() else "cpu")
         self._max_batch = max_batch
-        self.context = _context(self._model.config)
+        self.context = context(self._model.config)
 
     def engine(self, longest: int, adapters: Sequence[Path]) -> AdapterEngine:
         return SwappingEngine(self._model, stop_ids(self._model, self.tokenizer), self._max_batch)
@@ -76,7 +76,9 @@ class SwappingEngine:
                 else:
                     self._model = PeftModel.from_pretrained(self._model, str(path), adapter_name=_ADAPTER)
             _check_weights(self._model, path)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except SafetensorError as error:
+            raise ConfigError(f"the adapter in {path} is damaged ({error}); give a whole one") from error
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
                 f"the adapter in {path} does not fit its base model: {reason[:200]}; evaluate it on the model it was "
@@ -117,7 +119,7 @@ class ServedBase:
         self._loading: dict[str, Any] = {"revision": model.revision} if model.revision else {}
         self._loading |= {"trust_remote_code": True} if model.trust_remote_code else {}
         self._config = AutoConfig.from_pretrained(model_source(model), **self._loading)
-        self.context = rollout.max_model_len or _context(self._config)
+        self.context = rollout.max_model_len or context(self._config)
 
     def engine(self, longest: int, adapters: Sequence[Path]) -> AdapterEngine:
         dtype = self._model.dtype if self._model.dtype != "auto" else self._rollout.vllm.dtype
@@ -130,12 +132,9 @@ class ServedBase:
             longest=longest,
             rank=max((_rank(path) for path in adapters), default=0),
             dtype=dtype,
+            configured=False,
             **self._loading,
         )
-
-
-def _context(config: Any) -> int:
-    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or _UNBOUNDED)
 
 
 def _rank(adapter: Path) -> int:

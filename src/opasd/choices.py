@@ -1,6 +1,11 @@
-"""The words a configuration chooses between, each defined once. Imports nothing heavy."""
+"""The words a configuration chooses between, each defined once, and checks for calls without one. Nothing heavy."""
 
-from typing import Literal
+import math
+import reprlib
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+from opasd.errors import ConfigError
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 """How two distributions are compared, teacher first: KL(T‖S), KL(S‖T), or the generalised JSD."""
@@ -49,3 +54,20 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 NonFinite = Literal["stop", "skip"]
 """What to do with a step whose loss is NaN or infinite."""
+
+
+def check_choice(name: str, value: object, words: Any) -> None:
+    """Refuse a value that is not one of the words, a Literal."""
+    if value not in get_args(words):
+        raise ConfigError(f"{name}: got {reprlib.repr(value)}; use one of {', '.join(get_args(words))}")
+
+
+def check_positive(
+    name: str, value: Any, *, below: float = math.inf, whole: bool = False, optional: bool = False
+) -> None:
+    """Refuse what is not a finite number above 0 and below `below`; `optional` may be None."""
+    kind: Any = Integral if whole else Real
+    if not (isinstance(value, kind) and 0 < value < below) and not (optional and value is None):
+        wanted = f"a {'whole ' if whole else ''}number above 0"
+        wanted += "" if below == math.inf else f" and below {below:g}"
+        raise ConfigError(f"{name}: got {reprlib.repr(value)}; use {wanted}{', or None' if optional else ''}")

@@ -406,7 +406,7 @@ class TrainConfig(Section):
 
     max_steps: int = Field(default=200, gt=0)
     """Optimizer steps."""
-    learning_rate: float = Field(default=5e-6, ge=0)
+    learning_rate: float = Field(default=5e-6, ge=0, allow_inf_nan=False)
     """Learning rate of AdamW."""
     per_device_train_batch_size: int = Field(default=1, gt=0)
     """Problems drawn at a time on each process; memory is bounded by `tokens_per_microbatch`."""
@@ -416,7 +416,7 @@ class TrainConfig(Section):
     """Schedule of the learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Weight decay of AdamW."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Largest gradient norm; 0 clips nothing."""

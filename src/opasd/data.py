@@ -131,7 +131,8 @@ def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Pro
         try:
             problem = _to_problem(row, f"{name}:{number}", config)
         except BadRow as bad:
-            fault = RowFault(name, number, bad.column, bad.found)
+            named = isinstance(row, Problem) and row.id
+            fault = RowFault(f'problem "{show(named)}"' if named else name, number, bad.column, bad.found)
             if config.on_bad_row == "stop":
                 # Where the first row already lacks a column, the mapping is wrong rather than the row.
                 unmapped = report.rows == 1 and isinstance(row, Mapping) and bad.column not in row
@@ -151,8 +152,9 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         raise row
     columns, own_id = config.columns, ""
     if isinstance(row, Problem):
-        columns, own_id = ColumnConfig(question="question", answer="answer"), row.id
-        row = dataclasses.asdict(row)
+        shown = columns.solution is not None or str(row.solution or "").strip()
+        columns = ColumnConfig(question="question", solution="solution" if shown else None, answer="answer")
+        own_id, row = row.id, dataclasses.asdict(row)
     if not isinstance(row, Mapping):
         raise BadRow(None, f"is {_found(row)}, not an object with columns")
     question = _text(row, columns.question)

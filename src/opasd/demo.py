@@ -31,6 +31,7 @@ from opasd.report.folders import Run, Sample, read_run
 from opasd.report.write import make
 from opasd.report.write import write as write_report
 from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rounding import fixed
 from opasd.run import RunFolder
 from opasd.training import load_model, load_tokenizer, train
 
@@ -54,14 +55,14 @@ class Scored:
         lengths = [len(found.ids) for found in self.answers]
         markers = sum((count_markers(found.text) for found in self.answers), Counter()).total()
         truncated = statistics.fmean(found.finish_reason == "length" for found in self.answers)
-        gain = "" if self is base else _points(paired_difference(self.correct, base.correct), sign="+")
+        gain = "" if self is base else _points(paired_difference(self.correct, base.correct), sign=True)
         return (
             self.name,
             _points(accuracy),
             gain,
-            f"{statistics.fmean(lengths):.1f}",
-            f"{100 * truncated:.1f} %",
-            f"{1000 * markers / max(sum(lengths), 1):.2f}",
+            fixed(statistics.fmean(lengths), 1),
+            f"{fixed(100 * truncated, 1)} %",
+            fixed(1000 * markers / max(sum(lengths), 1), 2),
         )
 
 
@@ -168,10 +169,10 @@ def _batch(config: RunConfig) -> int:
     return problems_per_step * config.rollout.rollouts_per_problem
 
 
-def _points(value: Estimate, sign: str = "") -> str:
+def _points(value: Estimate, *, sign: bool = False) -> str:
     """Percentage points: mean [low, high]."""
-    mean, low, high = (100 * part for part in value)
-    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    mean, low, high = (fixed(100 * part, 1, sign=sign) for part in value)
+    return f"{mean} [{low}, {high}]"
 
 
 def say(text: str) -> None:

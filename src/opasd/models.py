@@ -1,4 +1,4 @@
-"""The transformers model inside whatever wraps it, what goes to its device, and whether that was full."""
+"""The transformers model inside whatever wraps it, its context, what goes to its device, and whether that was full."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +28,11 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
 def model_type(model: nn.Module) -> str:
     """The family's name, as errors give it."""
     return str(unwrap(model).config.model_type)
+
+
+def context(config: Any) -> int:
+    """The most tokens of a sequence that a model of this configuration was made for."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31)
 
 
 def send(values: "Sequence[Any] | np.ndarray[Any, Any] | Tensor", device: torch.device | str) -> Tensor:

@@ -12,11 +12,11 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from opasd.choices import BadRow
+from opasd.choices import BadRow, check_choice
 from opasd.config import ColumnConfig, DataConfig
 from opasd.data import DataReport, Problem, ProblemSet, load_problems
 from opasd.errors import ConfigError, PromptError
@@ -60,20 +60,25 @@ class Account:
 
 
 def as_set(dataset: Problems, on_bad_row: BadRow = "stop", *, solutions: bool) -> RunSet:
-    """Sets and problems with an id as they are; rows checked and mapped with the defaults, `solutions` if needed."""
+    """Rows checked and mapped with the defaults, `solutions` if needed; of sets and problems with an id, all that pass.
+
+    A run's own set stays as it is.
+    """
     if isinstance(dataset, RunSet):
         return dataset
-    if isinstance(dataset, ProblemSet):
-        return RunSet(dataset.problems, dataset.report, on_bad_row)
+    check_choice("on_bad_row", on_bad_row, BadRow)
     rows = list(dataset)
-    if all(isinstance(row, Problem) and row.id for row in rows):
-        return RunSet(tuple(cast("list[Problem]", rows)), DataReport("memory", None, len(rows), len(rows)), on_bad_row)
-    columns = ColumnConfig()
-    if not solutions:
-        columns = ColumnConfig(solution=None)
-        rows = [_without_solution(row) for row in rows]
-    found = load_problems(rows, DataConfig(on_bad_row=on_bad_row, columns=columns))
-    return RunSet(found.problems, found.report, on_bad_row)
+    if not rows:
+        return RunSet((), DataReport("memory"), on_bad_row)
+    config = DataConfig(on_bad_row=on_bad_row, columns=ColumnConfig() if solutions else ColumnConfig(solution=None))
+    if isinstance(dataset, ProblemSet) or all(isinstance(row, Problem) and row.id for row in rows):
+        config = config.model_copy(update={"deduplicate": False, "solution_limit": sys.maxsize})
+    found = load_problems(rows, config)
+    report = found.report
+    if isinstance(dataset, ProblemSet):
+        bad, faults = dataset.report.bad + report.bad, [*dataset.report.faults, *report.faults]
+        report = replace(dataset.report, kept=report.kept, bad=bad, faults=faults)
+    return RunSet(found.problems, report, on_bad_row)
 
 
 def askable(
@@ -127,10 +132,3 @@ def digest(problems: Iterable[Problem]) -> str:
     for problem in problems:
         found.update(json.dumps([problem.question, problem.solution, problem.answer]).encode())
     return found.hexdigest()
-
-
-def _without_solution(row: Problem | Mapping[str, Any]) -> Problem | Mapping[str, Any]:
-    """A problem that has none as a row without that column."""
-    if isinstance(row, Problem) and not row.solution:
-        return {"problem": row.question, "answer": row.answer}
-    return row

@@ -38,7 +38,7 @@ PACKAGES = (
 )  # fmt: skip
 MAX_NAME = 200
 MAX_DIFF_BYTES = 1 << 20
-_CONFIG, _LOCK = "config.yaml", ".lock"
+_CONFIG, _ENVIRONMENT, _LOCK = "config.yaml", "environment.json", ".lock"
 _SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
 """The end of a flag whose value is nobody's business; objective.token.clip is no such flag."""
 
@@ -57,7 +57,7 @@ class RunFolder:
         parent = Path(config.output_dir).expanduser()
         path = parent / name
         config = with_absolute_paths(config.model_copy(update={"name": name}))
-        files = {_CONFIG: write_yaml(config.model_dump()), "environment.json": _json(environment(command))}
+        files = {_CONFIG: write_yaml(config.model_dump()), _ENVIRONMENT: _json(environment(command))}
         files |= repository(Path.cwd())
         staged = None
         try:
@@ -114,6 +114,18 @@ class RunFolder:
         if last < max_steps:
             raise ConfigError(f"{self.path} ended at step {last} and has no checkpoint to go on from; start a new run")
         return True
+
+    def check_processes(self, count: int) -> None:
+        """Refuse to go on with more or fewer processes: a step would have more or fewer problems."""
+        try:
+            before = json.loads((self.path / _ENVIRONMENT).read_text(encoding="utf-8"))["processes"]
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            return
+        if before != count:
+            raise ConfigError(
+                f"{self.path} was begun with {before} processes, this is {count}: a step would have other problems; "
+                f"give --num-processes {before}, or launch as many"
+            )
 
     @contextmanager
     def lock(self) -> Iterator[None]:

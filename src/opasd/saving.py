@@ -1,20 +1,22 @@
-"""What a run saves: whether a checkpoint is whole, and one message where the disk is full."""
+"""What is saved: whether a checkpoint is whole, folders that are written whole, and one message for a full disk."""
 
 import errno
 import json
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, OpasdError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"os error {code})" for code in _FULL))
-"""What torch and safetensors say of a write that failed; they do not pass on the system's own error."""
+"""What torch, safetensors and tokenizers say of a write that failed; they do not pass on the system's own error."""
+_RESUME = "--resume goes on from the last whole checkpoint (anew if there is none)"
 
 
 def check_checkpoint(path: Path, needed: Iterable[str]) -> None:
@@ -47,15 +49,28 @@ def _damage(path: Path, needed: Iterable[str]) -> str | None:
 
 
 @contextmanager
-def told_if_full(path: Path) -> Iterator[None]:
+def told_if_full(path: Path, then: str = _RESUME) -> Iterator[None]:
     """A full disk while `path` is written, as one message; other errors stay what they are."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except OpasdError:
+        raise
+    except Exception as error:  # tokenizers raises no other
         if not (getattr(error, "errno", None) in _FULL or any(word in str(error) for word in _FULL_WORDS)):
             raise
         reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"{path} could not be written: {reason}; free some space, and --resume goes on from the last whole "
-            "checkpoint (anew if there is none)"
-        ) from error
+        raise ConfigError(f"{path} could not be written: {reason}; free some space, and {then}") from error
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Where to write what is to be in `folder`: it comes there together, and not at all if the writing fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as staged:
+            yield Path(staged)
+            for path in Path(staged).iterdir():
+                path.replace(folder / path.name)
+    finally:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()

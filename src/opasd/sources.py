@@ -21,6 +21,7 @@ from opasd.errors import DataError
 ANSWER_COLUMNS = ("answer", "Answer")
 """Where an answer is looked for when no column is named."""
 _CHUNK = 1 << 16
+_LONGEST_LONE_ROW = 1 << 23
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _HUB_SHARD = re.compile(r"^data/(\w[\w.]*)-\d{5}-of-\d{5}[^/]*$")
 _ARRAY_MARK = re.compile(r"\s*(\[\s*\]|[\[,\]]|)\s*")
@@ -211,9 +212,11 @@ def _read_jsonl(path: Path, _: ColumnConfig) -> Numbered:
 def _read_json(path: Path, _: ColumnConfig) -> Numbered:
     """The items of an array, decoded one by one from a buffer that holds little more than the current one.
 
-    Many data sets on the hub call JSON lines `.json`; a file that begins with an object is read as that."""
+    Many data sets on the hub call JSON lines `.json`; a file that begins with an object is read as that, unless it is
+    one object over several lines: a file for each row, as MATH was published."""
     if _begins_with_an_object(path):
-        yield from _read_jsonl(path, _)
+        row = _lone_row(path)
+        yield from _read_jsonl(path, _) if row is None else [(1, row)]
         return
     decode = json.JSONDecoder().raw_decode
     with _open_text(path, "\n") as file:
@@ -248,6 +251,16 @@ def _begins_with_an_object(path: Path) -> bool:
     with _open_text(path, "\n") as file:
         text = file.read(_CHUNK).lstrip()
     return text.startswith("{")
+
+
+def _lone_row(path: Path) -> object | None:
+    """The row that is the whole file, or None."""
+    with _open_text(path, "\n") as file:
+        text = file.read(_LONGEST_LONE_ROW)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _read_csv(path: Path, _: ColumnConfig) -> Numbered:

@@ -7,6 +7,7 @@ and packed into micro-batches of so many tokens. Everything else (optimizer, sch
 trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -102,6 +103,7 @@ class OPASDTrainer(Trainer):
         pairs, self.prompt_report = self.builder.pairs(train, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
+        self.num_problems = len(pairs)
         self.accounts = {"data": Account(train.report, self.prompt_report, digest(pair.problem for pair in pairs))}
         self.validation_sets: dict[str, RunSet] = {}
         for name, given in _named_sets(eval_dataset).items():
@@ -143,6 +145,8 @@ class OPASDTrainer(Trainer):
         self.samples_file = Records(self.folder / "samples.jsonl")
         self.stop_requested = False
         """Set from a signal handler: the run saves a checkpoint after the current step and ends."""
+        self.stopped = False
+        """Whether it ended because some process was asked to."""
         self._scoring: tuple[Scorer, Layout] | None = None
         self.window = Window(
             model, checkpointing=args.gradient_checkpointing, leak=leak_pattern(self.config.prompts)
@@ -157,12 +161,13 @@ class OPASDTrainer(Trainer):
         """The window's problems, rolled out together."""
         if self.state.global_step >= self.state.max_steps:  # resumed from the last checkpoint
             self.control.should_training_stop = True
+        if self.control.should_training_stop:  # also by a signal while the first validation was made
             return [], None
         batches: list[list[PromptPair]] = [batch["pairs"] for batch in islice(epoch_iterator, num_batches)]
         if not batches:
             return [], None
         with self.window.timed("rollout"):
-            rollouts, completions = self._roll_out([pair for batch in batches for pair in batch])
+            rollouts, completions = self._roll_out(self._without_repeated(batches))
         self.window.start(rollouts, completions, self.processing_class)
         self._save_samples(rollouts, completions)
         count = self.total(sum(rollout.num_tokens > 0 for rollout in rollouts))
@@ -170,7 +175,25 @@ class OPASDTrainer(Trainer):
         share = count / self.accelerator.num_processes
         # Trainer counts its batches; all the work is done at the last, where gradients are exchanged.
         empty = [{"rollouts": [], "num_rollouts": 1.0} for _ in batches[1:]]
-        return [*empty, {"rollouts": rollouts, "num_rollouts": max(share, 1e-9)}], None
+        judged = rollouts or [Rollout(batches[0][0], (), "none")]  # which only takes part in the exchange
+        return [*empty, {"rollouts": judged, "num_rollouts": max(share, 1e-9)}], None
+
+    def _without_repeated(self, batches: list[list[PromptPair]]) -> list[PromptPair]:
+        """The problems of this process's batches, without those that accelerate repeats at the end of an epoch, so
+        that all processes have as many: with one process there are none."""
+        args, accelerator = self.args, self.accelerator
+        everyone, size, count = accelerator.num_processes, args.train_batch_size, self.num_problems
+        otherwise = (accelerator.split_batches, accelerator.dispatch_batches, args.ignore_data_skip)
+        if any(otherwise) or args.dataloader_drop_last:
+            return [pair for batch in batches for pair in batch]
+        steps = math.ceil(math.ceil(count / size / everyone) / args.gradient_accumulation_steps)  # of an epoch
+        first = self.state.global_step % steps * args.gradient_accumulation_steps
+        return [
+            pair
+            for number, batch in enumerate(batches, first)
+            for place, pair in enumerate(batch, (number * everyone + accelerator.process_index) * size)
+            if place < count
+        ]
 
     def _roll_out(self, pairs: list[PromptPair]) -> tuple[list[Rollout], list[Completion]]:
         step, settings = self.state.global_step, self.config.rollout
@@ -426,7 +449,8 @@ class OPASDTrainer(Trainer):
         if resume_from_checkpoint:
             check_same(self.accounts, self.folder / "data.json")
             check_checkpoint(Path(resume_from_checkpoint), self._needed_to_resume())
-            self.args.eval_on_start = False  # begun anew, a run also validates anew at its start
+            # Begun anew, a run also validates anew at its start.
+            self.args.eval_on_start = self._lacks_validation(int(Path(resume_from_checkpoint).name.rsplit("-", 1)[-1]))
         self.accelerator.wait_for_everyone()  # all have seen what there is
         if began and self.is_world_process_zero():
             for records in (self.metrics_file, self.samples_file):
@@ -435,6 +459,13 @@ class OPASDTrainer(Trainer):
                 else:
                     records.set_aside()
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _lacks_validation(self, step: int) -> bool:
+        """Whether the run was stopped after this step before it was validated."""
+        every = self.config.validation.every
+        made = any(row["step"] == step and any(name.startswith("validation/") for name in row)
+                   for row in self.metrics_file)  # fmt: skip
+        return bool(self.validation_sets and every) and step % every == 0 and not made
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -461,7 +492,10 @@ class _StepCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         self.trainer.teacher.after_step(state.global_step)
-        return self._stop_if_asked(control)
+        self._stop_if_asked(control)
+        if control.should_training_stop and state.global_step < state.max_steps:
+            control.should_evaluate = False  # who sent the signal may not wait; it is made when the run goes on
+        return control
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -476,7 +510,7 @@ class _StepCallback(TrainerCallback):
 
     def _stop_if_asked(self, control: TrainerControl) -> TrainerControl:
         if self.trainer.total(self.trainer.stop_requested) > 0:
-            control.should_save = control.should_training_stop = True
+            control.should_save = control.should_training_stop = self.trainer.stopped = True
         return control
 
 

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from types import FrameType, NoneType
+from typing import Any, Literal, get_args
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,12 +28,13 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from opasd.card import model_card
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.data import DataReport, load_problems
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, NonFiniteError, OpasdError
+from opasd.evaluation.targets import base_of
 from opasd.lab.tasks import TASKS, Split, make_problems, own_split
 from opasd.problem_sets import RunSet
 from opasd.records import Records
 from opasd.run import check_disk
-from opasd.saving import told_if_full
+from opasd.saving import told_if_full, written_whole
 from opasd.trainer import OPASDTrainer
 
 Outcome = Literal["finished", "stopped"]
@@ -45,15 +47,20 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     set_seed(config.train.seed)
     tokenizer = load_tokenizer(config.model)
     model = adapt(load_model(config.model), config.model, checkpointing=config.train.gradient_checkpointing)
-    trainer = OPASDTrainer(
-        model=model,
-        args=arguments,
-        config=config.method(),
-        train_dataset=problems(config.data, "train"),
-        eval_dataset={name: problems(data, "validation") for name, data in config.validation_data.items()},
-        processing_class=tokenizer,
-        on_bad_row=config.data.on_bad_row,
-    )
+    train_dataset = problems(config.data, "train")
+    eval_dataset = {name: problems(data, "validation") for name, data in config.validation_data.items()}
+    with _told_as_extra(config.train):
+        trainer = OPASDTrainer(
+            model=model,
+            args=arguments,
+            config=config.method(),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            on_bad_row=config.data.on_bad_row,
+        )
+        with torch.random.fork_rng(devices=[]):  # the run's own order is drawn later
+            next(iter(getattr(trainer.get_train_dataloader(), "batch_sampler", None) or ()), None)
     if trainer.is_world_process_zero():
         check_disk(folder, checkpoint_bytes(model))
     try:
@@ -61,12 +68,29 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
             trainer.train((resume and trainer.has_begun()) or None)
     finally:
         trainer.close()
-    if trainer.state.global_step < config.train.max_steps:
+    if trainer.stopped and trainer.state.global_step < config.train.max_steps:
         return "stopped"
+    if trainer.state.global_step < config.train.max_steps:
+        raise ConfigError(
+            f"training ended after {trainer.state.global_step} of {config.train.max_steps} steps, for the data gave no "
+            f"more: {trainer.num_problems} problems; give more, or leave out train.extra.dataloader_drop_last"
+        )
+    if trainer.total(not _is_finite(model)) > 0:
+        raise NonFiniteError(
+            f"NaN or infinity in the weights after step {trainer.state.global_step}, which are not saved; lower "
+            "train.learning_rate"
+        )
     with told_if_full(folder / "final"):
         save(trainer, config, folder / "final")
     trainer.accelerator.end_training()
     return "finished"
+
+
+def _is_finite(model: torch.nn.Module) -> bool:
+    """Whether what this process has of the trained weights is numbers."""
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    mine = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in trained)
+    return all(bool(weight.isfinite().all()) for weight in mine)
 
 
 def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
@@ -91,18 +115,19 @@ def merge(adapter: Path, output: Path) -> None:
     """Write the model that `adapter` makes of its base, whole."""
     if not (adapter / "adapter_config.json").exists():
         raise ConfigError(f"{adapter} is no adapter: it has no adapter_config.json; give a run's `final` folder")
-    base = PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
-    if not base:
+    config = base_of(adapter)
+    if config is None:
         raise ConfigError(f"{adapter}/adapter_config.json does not name the base model; add base_model_name_or_path")
-    config = ModelConfig(name_or_path=base)
+    trust = {"trust_remote_code": config.trust_remote_code}
     with _told_clearly("adapter", ModelConfig(name_or_path=str(adapter))):
         has_tokenizer = (adapter / "tokenizer_config.json").exists()
-        tokenizer = AutoTokenizer.from_pretrained(str(adapter)) if has_tokenizer else load_tokenizer(config)
+        tokenizer = AutoTokenizer.from_pretrained(str(adapter), **trust) if has_tokenizer else load_tokenizer(config)
         merged = PeftModel.from_pretrained(load_model(config), str(adapter)).merge_and_unload(safe_merge=True)
     try:
-        merged.save_pretrained(str(output))
-        tokenizer.save_pretrained(str(output))
-    except OSError as error:
+        with told_if_full(output, "merge again"), written_whole(output) as staged:
+            merged.save_pretrained(str(staged))
+            tokenizer.save_pretrained(str(staged))
+    except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot write {output}: {error}") from error
 
 
@@ -156,7 +181,7 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
             f"model.lora_target_modules names {', '.join(sorted(missing))}, which the {model.config.model_type} model "
             f"does not have; its linear layers are {', '.join(sorted(linear))}"
         )
-    return get_peft_model(model, lora)
+    return get_peft_model(model, lora, revision=config.revision)
 
 
 def problems(config: DataConfig, needed: Split) -> RunSet:
@@ -170,15 +195,20 @@ def problems(config: DataConfig, needed: Split) -> RunSet:
 
 def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
     """transformers' own arguments for the run."""
-    known = {field.name for field in fields(TrainingArguments)}
-    if unknown := sorted(set(config.extra) - known):
+    known = {field.name: set(get_args(field.type)) or {field.type} for field in fields(TrainingArguments)}
+    if unknown := sorted(set(config.extra) - set(known)):
         raise ConfigError(f"train.extra: {', '.join(unknown)} is no field of TrainingArguments; see its documentation")
+    for name, value in config.extra.items():  # TrainingArguments takes anything, and it fails in the midst of a step
+        wanted = known[name] - {NoneType} | ({int} if float in known[name] else set())
+        if wanted <= {bool, int, float} and type(value) not in wanted:
+            kinds = " or ".join(sorted(kind.__name__ for kind in wanted))
+            raise ConfigError(f"train.extra.{name}: got {value!r}; give {kinds}")
     settings: dict[str, Any] = config.model_dump(exclude={"extra"}) | {"report_to": list(config.report_to)}
     settings |= config.extra
     asked = settings.pop("use_liger_kernel")
     try:
         arguments = TrainingArguments(output_dir=str(folder), **settings)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, OSError) as error:
         raise ConfigError(f"train: {error}") from error
     possible = arguments.device.type == "cuda" and is_liger_kernel_available()
     arguments.use_liger_kernel = possible if asked is None else asked
@@ -212,6 +242,21 @@ def _told_clearly(what: str, config: ModelConfig) -> Iterator[None]:
         ) from error
     finally:
         logging.enable_progress_bar()
+
+
+@contextmanager
+def _told_as_extra(config: TrainConfig) -> Iterator[None]:
+    """What transformers cannot make of the fields that only it knows, as one message."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+        if not config.extra or isinstance(error, OpasdError):
+            raise
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        names = ", ".join(sorted(config.extra))
+        raise ConfigError(
+            f"train.extra ({names}): it cannot be trained so: {reason}; change or leave it out"
+        ) from error
 
 
 @contextmanager

@@ -175,6 +175,16 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, report):
     assert page.locator("#fig-rollout-accuracy svg").bounding_box()["width"] <= 390
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_name_without_a_place_to_break_makes_nothing_wider(open_page, tmp_path, width):
+    paths = [make_run(tmp_path / str(seed), "x" * 240, seed=seed, samples=4, finished=False) for seed in (1, 2)]
+    paths.append(make_evaluation(tmp_path / ("e" * 240), {"y" * 240: paths[0]}))
+    report = write(make(read_runs(paths), title="z" * 240), tmp_path / "out")
+    page = open_page(report, width=width, height=844, ready=READY)
+    assert page.locator("#seeds h3").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_on_paper_the_controls_are_gone(open_page, report):
     page = open_page(report, ready=READY)
     page.emulate_media(media="print")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 
 import pytest
@@ -13,11 +14,14 @@ from opasd.prompts import PromptBuilder
 from opasd.report import viewer
 from opasd.report.attend import load
 from opasd.report.attention import Stage, record
+from opasd.report.folders import read_runs
 from opasd.report.page import Page, viewer_page
 from opasd.report.viewer import unpacked
+from opasd.report.write import make, write
 from opasd.rollout import Rollout
 from opasd.scoring import Scorer
 from tests.models import add_lora
+from tests.report.made import make_run
 
 pytestmark = pytest.mark.browser
 READY = "#viewer[data-ready=yes]"
@@ -103,6 +107,81 @@ def test_the_step_follows_the_keyboard(open_page, shown, found):
     page.keyboard.press("Space")
     expect(page.locator("#viewer")).not_to_have_attribute("data-step", re.compile("^[01]$"))
     page.keyboard.press("Space")
+
+
+def test_on_a_page_of_its_own_the_keys_work_at_once(open_page, found, tmp_path):
+    (tmp_path / "v.html").write_text(viewer_page("t", "s", found).html())
+    page = open_page(tmp_path / "v.html", ready=READY)
+    for key, expected in (("Home", 0), ("ArrowRight", 1), ("End", len(found[0]["seen"]["shared"]) - 1)):
+        page.keyboard.press(key)
+        assert step(page) == expected
+    page.keyboard.press("b")
+    assert page.locator("#viewer").get_attribute("data-stage") == "before"
+    page.locator("[aria-label=Shading]").focus()
+    for key in ("Home", "ArrowLeft", "b"):
+        page.keyboard.press(key)
+    assert step(page) == expected
+    assert page.locator("#viewer").get_attribute("data-stage") == "before"
+    without = page.get_by_role("checkbox")
+    without.focus()
+    ticked = without.is_checked()
+    page.keyboard.press("Space")
+    assert without.is_checked() != ticked
+    assert "play" in page.locator(".v-bar").inner_text()
+    page.keyboard.press("Home")
+    assert step(page) == 0
+    page.locator("#theme").focus()
+    theme = page.locator("#theme").inner_text()
+    page.keyboard.press("Space")
+    assert page.locator("#theme").inner_text() != theme
+
+
+@pytest.fixture(scope="module")
+def report(found, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    run = make_run(folder, "one", samples=20)
+    (run / "attention").mkdir()
+    (run / "attention" / "problem-1.json").write_text(json.dumps(found[0]))
+    return write(make(read_runs([run])), folder / "out")
+
+
+def test_in_a_report_the_keys_are_the_viewers_where_it_is_looked_at_and_the_pages_elsewhere(open_page, report, found):
+    page = open_page(report, ready=READY)
+    assert page.evaluate("new Set([...document.querySelectorAll('[id]')].map(node => node.id)).size") == (
+        page.locator("[id]").count()
+    )
+    last, began = len(found[0]["seen"]["shared"]) - 1, step(page)
+
+    def press(key):
+        """The step, and how far the page is scrolled once it stands still."""
+        page.keyboard.press(key)
+        places = [-1]
+        while len(places) < 3 or places[-1] != places[-2]:
+            page.wait_for_timeout(100)
+            places.append(page.evaluate("scrollY"))
+        return step(page), places[-1]
+
+    page.mouse.move(2, 2)
+    end = press("End")
+    assert end[0] == began
+    assert end[1] > 1000
+    assert press("Home") == (began, 0)
+    assert press("b") == (began, 0)
+    assert page.locator("#viewer").get_attribute("data-stage") == "after"
+    page.locator(".v-now").hover()
+    there = page.evaluate("scrollY")
+    assert press("End") == (last, there)
+    assert press("ArrowLeft") == (last - 1, there)
+    page.locator("[name=search]").focus()
+    page.locator(".v-now").hover()
+    assert press("Home")[0] == press("b")[0] == last - 1
+    assert page.locator("[name=search]").input_value() == "b"
+    page.locator(".v-now").click()
+    page.mouse.move(2, 2)
+    there = page.evaluate("scrollY")
+    assert press("Home") == (0, there)
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert press("Home") == (0, 0)
 
 
 def test_the_step_follows_curves_and_slider(open_page, shown, found):

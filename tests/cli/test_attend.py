@@ -1,6 +1,7 @@
 """`opasd attend`, as it is typed: on the embedded model and on a trained run."""
 
 import json
+import re
 
 from opasd.cli import main
 from opasd.config import RunConfig
@@ -9,6 +10,7 @@ from opasd.report.folders import read_run
 from opasd.report.viewer import is_record
 from opasd.run import RunFolder
 from opasd.training import train
+from tests.evaluation.lab import make_adapter
 
 
 def config(tmp_path) -> RunConfig:
@@ -49,6 +51,14 @@ def test_a_run_before_and_after(tmp_path, capsys):
     assert "Where they look" in (tmp_path / "report" / "report.html").read_text()
 
 
+def test_a_run_whose_adapter_is_cut(tmp_path, capsys):
+    folder = RunFolder.create(config(tmp_path), "run").path
+    weights = make_adapter(folder / "final", 0) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    assert main(["attend", str(folder)]) == 2
+    assert f"the adapter in {folder / 'final'} is damaged (" in capsys.readouterr().err
+
+
 def test_what_is_not_ours_is_not_overwritten(tmp_path, capsys):
     folder = RunFolder.create(config(tmp_path), "run")
     train(folder.config, folder.path)
@@ -64,6 +74,39 @@ def test_what_is_not_ours_is_not_overwritten(tmp_path, capsys):
     for _ in range(2):  # its own is replaced
         assert main(["attend", str(folder.path), "--output", str(tmp_path / "page.html"), "--max-new-tokens", "5"]) == 0
     assert is_record(json.loads(mine.read_text()))
+
+
+def test_what_does_not_fit_the_context_is_one_message(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "long").write_text("1 2 3 " * 800)
+    assert main(["attend", "lab", "--completion", "long"]) == 2
+    said = capfd.readouterr()
+    told = re.fullmatch(
+        r"error: --completion: the text has 24\d\d tokens, of which at most (\d+) fit the model's context of 1024 "
+        r"beside the problem and its solution; give a shorter one\n",
+        said.err,
+    )
+    assert told, said.err
+    assert list(tmp_path.glob("*.html")) == []
+    for count, code in ((int(told[1]), 0), (int(told[1]) + 1, 2)):
+        (tmp_path / "text").write_text(" ".join("1" * count))
+        assert main(["attend", "lab", "--completion", "text", "--output", "page.html"]) == code
+    (tmp_path / "d.jsonl").write_text(json.dumps({"problem": "1", "solution": " ".join("1" * 1200), "answer": "1"}))
+    capfd.readouterr()
+    assert main(["attend", "lab", "--data", "d.jsonl"]) == 2
+    assert re.search(
+        r"the problem has 1024 tokens with its solution, and the model's context is 1024", capfd.readouterr().err
+    )
+
+
+def test_an_answer_is_sampled_within_the_context(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("opasd.report.attend.stop_ids", lambda *_: frozenset())
+    (tmp_path / "d.jsonl").write_text(json.dumps({"problem": "1", "solution": " ".join("1" * 800), "answer": "1"}))
+    assert main(["attend", "lab", "--data", "d.jsonl", "--max-new-tokens", "5000", "--output", "page.html"]) == 0
+    [found] = json.loads(re.search(r'id="attention-data">(.*?)</script>', (tmp_path / "page.html").read_text())[1])
+    assert len(found["teacher"]["tokens"]) == 1024
+    assert len(found["seen"]["shared"]) == 1024 - found["teacher"]["prompt"] < 200
 
 
 def test_mistakes(tmp_path, capsys):

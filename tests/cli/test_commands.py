@@ -64,6 +64,17 @@ def test_validate_prints_a_file_that_gives_the_same_configuration(opasd: Command
     assert again == expected.model_copy(update={"train": expected.train.model_copy(update={"max_steps": 50})})
 
 
+def test_validate_knows_what_an_evaluation_can_be_told(opasd: CommandLine) -> None:
+    (opasd.folder / "a.yaml").write_text("extends: lab\nevaluate: {sampels: 4, foo: 1}\n")
+    refused = opasd.refuses("validate", "a.yaml")
+    assert "evaluate.sampels: unknown key; did you mean samples?" in refused
+    assert "evaluate.foo: unknown key; the keys here are benchmarks, profile" in refused
+    (opasd.folder / "b.yaml").write_text("extends: lab\nevaluate: {samples: 0}\n")
+    code, text, _ = opasd("validate", "b.yaml", "--json")
+    assert code == 2
+    assert "evaluate.samples: got 0; it must be greater than 0" in json.loads(text)["errors"][0]
+
+
 def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
     (opasd.folder / "d.jsonl").write_text('{"problem": "p", "solution": "s"}\n' * 128 + "\n")
     code, text, _ = opasd("validate", "--data.source", "d.jsonl", "--json")

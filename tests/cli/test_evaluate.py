@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
 from opasd.run import RunFolder, hold
 from tests.evaluation.lab import make_adapter
+from tests.rollout.fake_server import Process
 
 SHORT = ["--samples", "2", "--problems", "12", "--max-new-tokens", "48", "--max-batch", "4", "--output", "out"]
 
@@ -84,7 +86,9 @@ def test_base_and_runs_at_several_budgets(here: Path, capfd: pytest.CaptureFixtu
     again = json.loads(capfd.readouterr().out)
     assert again["results"] == found["results"]
     assert evaluate(*args, "--seed", "1", "--output", str(folder)) == 2
-    assert "holds samples of other settings: profile is" in capfd.readouterr().err
+    refused = capfd.readouterr().err
+    assert refused.startswith(f"error: {folder} holds samples of other settings: profile is")
+    assert refused.endswith("Give the same ones or another --output\n")
 
 
 def test_the_benchmarks_are_listed(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +161,28 @@ def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture
     assert drawn["lab"] != drawn["trained"]
 
 
+def test_a_server_that_gives_tokens_of_no_vocabulary(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    odd = [{"model": "base", "choices": [{"token_ids": [token], "finish_reason": "stop"}]} for token in (10**12, 5000)]
+    with Process() as sound, Process() as mad:
+        mad.set(faults=odd * 50)
+        servers = ["--server", sound.url, "--server", mad.url]
+        assert evaluate("lab", "--engine", "vllm_server", *servers, "--problems", "6", "--output", "e") == 0
+        assert mad.count("/v1/completions") > 0
+    drawn = list(SampleFile(here / "e" / "samples.jsonl"))
+    assert len(drawn) == 6
+    assert max(token for sample in drawn for token in sample.ids) < 200
+    assert "a token beyond the vocabulary of 832" in caplog.text
+
+
+def test_a_wrong_address_is_named_as_it_was_given(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Process() as other:
+        other.set(model_faults=[404])
+        assert evaluate("lab", "--engine", "vllm_server", "--server", other.url, "--problems", "1") == 2
+    refused = capfd.readouterr().err
+    assert f"{other.url} is no OpenAI-compatible server (HTTP 404: told to say 404); correct --server" in refused
+    assert "servers.urls" not in refused
+
+
 def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "out").mkdir()
     with hold(here / "out", "evaluation"):
@@ -170,7 +196,22 @@ def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.Capture
     assert "settings.json is damaged" in capfd.readouterr().err
     (here / "out" / "settings.json").rename(here / "out" / "samples.jsonl")
     assert evaluate("lab", "--problems", "1", "--output", "out") == 2
-    assert "has samples.jsonl but no settings.json" in capfd.readouterr().err
+    assert capfd.readouterr().err == "error: out has samples.jsonl but no settings.json; give a new --output\n"
+
+
+def test_a_folder_without_samples_takes_other_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What could not begin must not stand in the way of the same command put right."""
+    args = ["lab", "--problems", "2", "--output", "out", "--budgets"]
+    assert evaluate(*args, "20,500000") == 2
+    refused = capfd.readouterr().err
+    most = re.search(r"lab: a budget of 500000, but at most (\d+) new tokens fit the model's context of 1024", refused)
+    assert most
+    assert evaluate(*args, f"20,{int(most[1]) + 1}") == 2
+    assert evaluate(*args, f"20,{most[1]}", "--json") == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [result["budget"] for result in found["results"]] == [20, int(most[1])]
+    assert evaluate(*args, "20,30") == 2
+    assert "holds samples of other settings" in capfd.readouterr().err
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(here: Path) -> None:

@@ -113,3 +113,12 @@ def test_profiles_of_one_s_own():
     for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"samples": 0}, {"top_p": 2}):
         with pytest.raises(ConfigError, match="profile paper: "):
             profile("paper", wrong)
+
+
+def test_the_table_rounds_as_the_report_does():
+    """0.3625 is 36.3, where binary rounding to even would say 36.2."""
+    some, none = outcomes(*["c"] * 29, *["w"] * 51), outcomes(*["w"] * 80)
+    for first, second, gap in ((none, some, "+36.3"), (some, none, "−36.3")):
+        text = table(build({("a", "lab", 9): first, ("b", "lab", 9): second}))
+        assert "| 36.3 [" in text
+        assert f"| {gap} [" in text

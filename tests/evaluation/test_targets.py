@@ -28,9 +28,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def adapter(folder: Path, base: str | None, weights: bytes = b"x") -> None:
+def adapter(folder: Path, base: str | None, weights: bytes = b"x", revision: str | None = None) -> None:
     folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 4}))
+    described = {"base_model_name_or_path": base, "revision": revision, "r": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
     (folder / "adapter_model.safetensors").write_bytes(weights)
 
 
@@ -66,6 +67,38 @@ def test_adapters_are_put_on_no_other_model(here):
     assert resolve(["adapters/loose"], ModelConfig(name_or_path=str(local)))[0].model.name_or_path == str(local)
     with pytest.raises(ConfigError, match="was trained on Qwen/Qwen3-1.7B, but --model is Qwen/Qwen3-8B"):
         resolve(["adapters/loose"], ModelConfig(name_or_path="Qwen/Qwen3-8B"))
+
+
+def test_an_adapter_names_the_commit_of_its_base(here):
+    adapter(here / "adapters" / "old", "Qwen/Qwen3-1.7B", revision="v1")
+    (found,) = resolve(["adapters/old"])
+    assert found.model == ModelConfig(name_or_path="Qwen/Qwen3-1.7B", revision="v1")
+    assert found.describe()["revision"] == "v1"
+    with pytest.raises(ConfigError, match=r"there are Qwen/Qwen3-1.7B at v1, Qwen/Qwen3-1.7B; give it with --model"):
+        resolve(["base", "adapters/old", "adapters/loose"])
+    with pytest.raises(ConfigError, match="was trained on Qwen/Qwen3-1.7B at v1; give --revision v1 too"):
+        resolve(["adapters/old"], ModelConfig(name_or_path="Qwen/Qwen3-1.7B"))
+    for given in (
+        ModelConfig(name_or_path="Qwen/Qwen3-1.7B", revision="a commit"),
+        ModelConfig(name_or_path="Qwen3-1.7B"),
+    ):
+        assert resolve(["adapters/old"], given)[0].model == given
+
+
+def test_a_runs_adapter_is_loaded_as_the_run_loaded_its_base(here, monkeypatch):
+    values = {"name_or_path": "org/own", "revision": "v2", "trust_remote_code": True}
+    changed = {"output_dir": "runs", "model": ModelConfig.model_validate(values)}
+    config = load_recipe("lab").config().model_copy(update=changed)
+    run = RunFolder.create(config, "own").path.resolve()
+    adapter(run / "final", "org/own")
+    adapter(run / "other", "org/another")
+    expected = ModelConfig.model_validate(values)
+    assert resolve(["runs/own/final"])[0].model == expected
+    assert resolve(["runs/own/other"])[0].model == ModelConfig(name_or_path="org/another")
+    monkeypatch.chdir(run / "final")
+    assert resolve(["."])[0].model == expected
+    (run / "config.yaml").write_text("another: tool's\n")
+    assert resolve(["."])[0].model == ModelConfig(name_or_path="org/own")
 
 
 def test_an_unfinished_run_is_its_newest_checkpoint(here):

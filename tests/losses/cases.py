@@ -1,12 +1,16 @@
 """Random but reproducible inputs for the losses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from opasd.alignment import Alignment
+from opasd.config import Section
+from opasd.errors import ConfigError
 from opasd.losses.layers import LayerAttention, LayerBatch
 
 
@@ -133,3 +137,20 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     expected = expected.double()
     error = ((found.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
     return error if error == error else float("inf")
+
+
+ODD_VALUES = (-3, -1, 0, 0.3, 1, 2, float("nan"), float("inf"), None, "1", "", "foo", "jsd", "project", ["jsd"])
+
+
+def check_settings(call: Callable[..., object], section: type[Section], names: Sequence[str]) -> None:
+    """A setting is refused with one message where the configuration refuses it, and taken where that takes it."""
+    for name in names:
+        for value in ODD_VALUES:
+            try:
+                section.model_validate({name: value}, strict=True)
+            except ValidationError:
+                with pytest.raises(ConfigError, match=f"^{name}: got .*; use ") as caught:
+                    call(**{name: value})
+                assert repr(value) in str(caught.value)
+            else:
+                call(**{name: value})

@@ -12,10 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import exact_memory
+from opasd.config import AttentionLossConfig
+from opasd.errors import ConfigError
 from opasd.losses.attention import attention_loss, attention_losses, attention_rows
 from opasd.losses.divergence import divergence
 from opasd.losses.projection import shuffle_permutation, target
-from tests.losses.cases import gradients, make_alignment, make_batch, make_layers, relative_error, to_leaf
+from tests.losses.cases import (
+    check_settings,
+    gradients,
+    make_alignment,
+    make_batch,
+    make_layers,
+    relative_error,
+    to_leaf,
+)
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("forward_kl", "reverse_kl", "jsd")
@@ -367,6 +377,17 @@ def test_as_many_alignments_as_sequences():
     student, teacher = make_batch([alignment], packed=True)
     with pytest.raises(ValueError, match="2 alignments for 1 and 1 sequences"):
         attention_losses(student, teacher, [alignment, alignment])
+
+
+def test_settings_are_refused_as_in_a_configuration():
+    alignment = make_alignment(tokens=2)
+    layers = make_layers(alignment)
+    names = ("divergence", "jsd_beta", "handling", "impl", "chunk_queries")
+    check_settings(lambda **setting: attention_loss(*layers, alignment, **setting), AttentionLossConfig, names)
+    batch = make_batch([alignment], packed=True)
+    check_settings(lambda **setting: attention_losses(*batch, [alignment], **setting), AttentionLossConfig, names)
+    with pytest.raises(ConfigError, match="^handling: got 'foo'; use one of project, redistribute, shuffle$"):
+        attention_loss(*layers, alignment, handling="foo")
 
 
 MEMORY_SCRIPT = """

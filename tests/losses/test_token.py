@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import exact_memory
+from opasd.config import TokenLossConfig
+from opasd.errors import ConfigError
 from opasd.losses.token import (
     WORKSPACE_BUFFERS,
     WORKSPACE_BYTES,
@@ -19,7 +21,7 @@ from opasd.losses.token import (
     default_chunk_tokens,
     token_loss,
 )
-from tests.losses.cases import relative_error
+from tests.losses.cases import check_settings, relative_error
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("forward_kl", "reverse_kl", "jsd")
@@ -203,6 +205,49 @@ def test_vocabulary_entries_of_probability_zero(kind, impl):
     output = token_loss(hidden, head, teacher_hidden, teacher_head, divergence=kind, impl=impl)
     assert all(part.isfinite().all() for part in output)
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.loss, (hidden, head.weight_VE)))
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_entries_of_probability_zero_beside_the_top(kind, impl, masked):
+    """All that is not among the teacher's k likeliest may be nothing at all."""
+    hidden, head, teacher_hidden, _ = make_case(bias=True)
+    bias = torch.full((11,), -torch.inf if masked else -1e4, dtype=torch.float64)
+    bias[:3] = head.bias_V.detach()[:3]
+    head = replace(head, bias_V=bias)
+    output = token_loss(hidden, head, teacher_hidden, head, divergence=kind, top_k=5, impl=impl)
+    assert all(part.isfinite().all() for part in output)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.loss, (hidden, head.weight_VE)))
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("logit", [-84.0, -88.0, -92.0, -120.0, -800.0])
+def test_what_is_not_among_the_top_is_floored_as_one_event(logit, kind, clip):
+    """Fifty entries, one by one below the smallest number a logarithm is taken of, together above it or not."""
+    hidden, head, teacher_hidden, teacher_head = make_case(vocabulary=53, bias=True)
+    rest = (torch.arange(53) >= 3).double()
+    options = {"divergence": kind, "clip": clip, "clip_threshold": 20.0, "top_k": 3}
+    for student_logit, teacher_logit in ((logit, -6.0), (-6.0, logit), (logit, logit)):
+        mine = replace(head, bias_V=(student_logit * rest).requires_grad_())
+        case = (hidden, mine, teacher_hidden, replace(teacher_head, bias_V=teacher_logit * rest))
+        expected = token_loss(*case, impl="reference", **options)
+        found = token_loss(*case, impl="chunked", chunk_tokens=2, **options)
+        for name in expected._fields:
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
+        pairs = zip(gradients(found.loss, hidden, mine), gradients(expected.loss, hidden, mine), strict=True)
+        for gradient, wanted in pairs:
+            torch.testing.assert_close(gradient, wanted, atol=1e-9, rtol=1e-7)
+
+
+def test_settings_are_refused_as_in_a_configuration():
+    case = make_case(tokens=2)
+    check_settings(lambda **setting: token_loss(*case, **setting), TokenLossConfig, [*TokenLossConfig.model_fields])
+    with pytest.raises(ConfigError, match="^clip: got 'foo'; use one of none, pointwise, per_token$"):
+        token_loss(*case, clip="foo")
+    with pytest.raises(ConfigError, match="^top_k: got 0; use a whole number above 0, or None$"):
+        token_loss(*case, top_k=0)
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])

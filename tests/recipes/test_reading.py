@@ -54,7 +54,7 @@ def test_evaluation_settings_are_inherited_and_checked(tmp_path: Path) -> None:
     ):
         (tmp_path / "b.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
-            load_recipe(str(tmp_path / "b.yaml")).evaluation()
+            load_recipe(str(tmp_path / "b.yaml"))
 
 
 def test_every_evaluation_setting_is_an_option_of_evaluate() -> None:

@@ -8,9 +8,9 @@ import yaml
 
 from opasd.errors import ConfigError
 from opasd.report.facts import parse_facts, read_facts
-from opasd.report.numbers import fixed
 from opasd.report.tables import to_latex, to_markdown
 from opasd.report.write import make
+from opasd.rounding import fixed
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
 SEEDS = """\

@@ -99,6 +99,26 @@ def test_a_missing_file_is_named_and_the_rest_is_there(tmp_path, missing):
     assert missing in make([run]).page.html()
 
 
+def test_an_empty_configuration_is_told_from_a_missing_one(tmp_path):
+    path = make_run(tmp_path, "one")
+    for content in ("", "# nothing\n", "{}\n"):
+        (path / "config.yaml").write_text(content)
+        assert read_run(path).notes == ["config.yaml is empty: settings are not known"]
+
+
+def test_one_of_a_kind_is_told_as_one(tmp_path):
+    path = make_run(tmp_path, "one", steps=4)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('oh\n{"step": 5, "loss": NaN}\n')
+    with (path / "samples.jsonl").open("a") as file:
+        file.write('{"step": 1}\n')
+    assert read_run(path).notes == [
+        "metrics.jsonl: 1 damaged line is left out (line 7)",
+        "metrics.jsonl: 1 value that is no usable number is left out (loss), first at step 5",
+        "samples.jsonl: 1 row without a completion is left out",
+    ]
+
+
 def test_what_is_not_what_it_should_be(tmp_path):
     path = make_run(tmp_path, "one")
     (path / "config.yaml").write_text("a: [1, 2")
@@ -304,7 +324,7 @@ def test_rows_that_cannot_be_shown_are_named(tmp_path):
     assert run.notes == [
         "samples.jsonl: 2 rows without a completion are left out",
         "problem-1.json is damaged or of another version: one attention record is left out",
-        "e.json: 1 damaged results are left out",
+        "e.json: 1 damaged result is left out",
     ]
     assert run.attention == []
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.report.numbers import duration, fixed, labels, short, size
+from opasd.report.numbers import duration, labels, short, size
 from opasd.report.tables import Cell, Table, latex, to_csv, to_html, to_latex, to_markdown
+from opasd.rounding import fixed
 from tests.report.made import HOSTILE
 
 GROUPED = Table(

@@ -7,9 +7,11 @@ with the next completions, one by one; `GET /log` tells what was asked.
 """
 
 import json
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -47,10 +49,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def cut(self, sent: bytes) -> None:
+    def cut(self, sent: bytes, promised: int = 1000) -> None:
         """Promise more than is sent, then hang up."""
         self.send_response(200)
-        self.send_header("Content-Length", "1000")
+        self.send_header("Content-Length", str(promised))
         self.end_headers()
         self.wfile.write(sent)
         self.wfile.flush()
@@ -122,6 +124,10 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(60)
         elif fault == "cut":
             self.cut(b'{"choices": [{"token_')
+        elif fault == "claim":
+            self.cut(b"{", 10**30)
+        elif fault == "refuse":
+            self.answer(400, "[" * 200_000)
         elif fault == "slam":
             self.close_connection = True
             self.connection.close()
@@ -137,6 +143,39 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, *_: object) -> None:
         pass
+
+
+class Process:
+    """A fake server, in a process of its own."""
+
+    def __init__(self, port=0):
+        self.process = subprocess.Popen([sys.executable, __file__, str(port)], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def set(self, **values):
+        body = json.dumps(values).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/set", body), timeout=10).close()
+
+    def log(self):
+        with urllib.request.urlopen(f"{self.url}/log", timeout=10) as answer:
+            return json.load(answer)
+
+    def count(self, path):
+        return sum(what == path for _, what, _ in self.log()["log"])
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,9 @@
 """The client of vLLM servers against a real HTTP server that can be killed and told to misbehave."""
 
-import json
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,41 +14,12 @@ from opasd.errors import ConfigError, EngineError
 from opasd.rollout import server as server_module
 from opasd.rollout.http import Unavailable
 from opasd.rollout.server import ServerEngine, _answer, _models
-from tests.rollout.fake_server import tokens
+from tests.rollout.fake_server import Process, tokens
 
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_new_tokens=20)
 FAST = {"retries": 3, "backoff": 0.05, "max_backoff": 0.2, "timeout": 2.0, "probe_timeout": 2.0}
 PROMPTS = [[place, place + 1, 5] for place in range(40)]
 SEEDS = [2**62 + place for place in range(40)]
-
-
-class Process:
-    """A fake server."""
-
-    def __init__(self, port=0):
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("fake_server.py")), str(port)], stdout=subprocess.PIPE
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def set(self, **values):
-        body = json.dumps(values).encode()
-        urllib.request.urlopen(urllib.request.Request(f"{self.url}/set", body), timeout=10).close()
-
-    def log(self):
-        with urllib.request.urlopen(f"{self.url}/log", timeout=10) as answer:
-            return json.load(answer)
-
-    def count(self, path):
-        return sum(what == path for _, what, _ in self.log()["log"])
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -64,9 +30,11 @@ def servers():
         server.kill()
 
 
-def make_engine(servers, *, stop=(), longest=4096, max_batch=16, student=None, **settings):
+def make_engine(servers, *, stop=(), longest=4096, max_batch=16, student=None, configured=True, **settings):
     config = ServersConfig(urls=tuple(server.url for server in servers), **(FAST | settings))
-    return ServerEngine(config, frozenset(stop), longest, max_batch=max_batch, student=student)
+    return ServerEngine(
+        config, frozenset(stop), longest, vocabulary=200, max_batch=max_batch, student=student, configured=configured
+    )
 
 
 def expected(adapter="", limit=20):
@@ -154,6 +122,11 @@ FAULTS = {
     "too many tokens": {"model": "base", "choices": [{"token_ids": [1] * 21, "finish_reason": "stop"}]},
     "text for tokens": {"model": "base", "choices": [{"token_ids": ["a"], "finish_reason": "stop"}]},
     "no reason": {"model": "base", "choices": [{"token_ids": [1]}]},
+    "nested beyond measure": "[" * 200_000,
+    "nested beyond what can be written": '{"choices": ' + "[" * 900 + "]" * 900 + "}",
+    "a token beyond the vocabulary": {"model": "base", "choices": [{"token_ids": [200], "finish_reason": "stop"}]},
+    "a token beyond all numbers": {"model": "base", "choices": [{"token_ids": [10**12], "finish_reason": "stop"}]},
+    "a length beyond all memory": "claim",
 }
 
 
@@ -163,6 +136,26 @@ def test_what_one_server_spoils_is_asked_again(servers, fault):
     engine = make_engine(servers)
     assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
     assert sum(server.count("/v1/completions") for server in servers) >= 41
+
+
+@pytest.mark.parametrize("fault", ["[" * 200_000, "claim", '{"data": [{"id": ' + "[" * 900 + "]" * 900 + "}]}"])
+def test_a_server_that_answers_nonsense_when_asked_is_left_alone(servers, fault):
+    servers[0].set(model_faults=[fault] * 9)
+    assert ids(make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)) == expected()
+    assert servers[0].count("/v1/completions") == 0
+
+
+def test_an_error_that_is_nested_beyond_measure_is_one(servers):
+    servers[0].set(faults=["refuse"] * 3)
+    with pytest.raises(EngineError, match=r"refuses a request \(HTTP 400: \[\[\["):
+        make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 10**400, True])
+def test_log_probabilities_must_be_numbers(odd):
+    choice = {"token_ids": [1], "finish_reason": "stop", "logprobs": {"token_logprobs": [odd]}}
+    with pytest.raises(Unavailable):
+        _answer({"model": "m", "choices": [choice]}, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
 
 
 def test_a_server_that_hangs_when_asked_holds_nobody_up(servers, monkeypatch):
@@ -193,6 +186,23 @@ def test_all_dead_is_one_clear_error_after_the_retries(servers):
         make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)
     assert time.monotonic() - began > 0.75 * (0.05 + 0.1 + 0.2)
     assert all(f"{server.url}: connection refused" in str(caught.value) for server in servers)
+    assert str(caught.value).endswith("Start them, or correct rollout.servers.urls")
+
+
+def test_without_a_configuration_no_setting_of_it_is_named(servers, tmp_path):
+    first = servers[0]
+    engine = make_engine([first], configured=False, retries=0)
+    told = []
+    for state in ({"longest": 9}, {"longest": 4096, "faults": [500]}, {"runtime_lora": False}):
+        first.set(**state)
+        engine.use_adapter(adapter(tmp_path / "a") if "runtime_lora" in state else None)
+        with pytest.raises(EngineError) as caught:
+            engine.generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+        told.append(str(caught.value))
+    first.kill()
+    with pytest.raises(EngineError, match="Start them, or correct --server") as caught:
+        engine.generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+    assert not [text for text in (*told, str(caught.value)) if "rollout." in text]
 
 
 def test_pauses_double(servers):
@@ -342,9 +352,9 @@ JSON = st.recursive(
 @given(JSON)
 def test_no_answer_breaks_the_reader(answer):
     with suppress(Unavailable, EngineError):
-        found, _ = _answer(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url")
+        found, _ = _answer(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
         assert found
-        assert all(isinstance(token, int) for token in found)
+        assert all(isinstance(token, int) and 0 <= token < 9 for token in found)
     with suppress(Unavailable):
         assert isinstance(_models(answer)[0], str)
 

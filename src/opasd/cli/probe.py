@@ -19,6 +19,7 @@ from opasd.cli._processes import Processes
 from opasd.cli.evaluate import ProgressLine
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.rounding import fixed
 from opasd.run import environment
 
 
@@ -202,7 +203,10 @@ _MORE = "give more --problems or --samples, or problems that are neither too eas
 
 
 def _percent(figure: dict[str, float] | None) -> str:
-    return _number(figure and {name: 100 * figure[name] for name in ("mean", "low", "high")}, 1)
+    if figure is None:
+        return "–"
+    mean, low, high = (fixed(100 * figure[name], 1) for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
 
 
 def _number(figure: dict[str, float] | None, digits: int) -> str:

@@ -75,6 +75,8 @@ def run(args: list[str]) -> int:
     if count is not None and processes.world > 1 and count != processes.world:
         raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
     check(config, count or processes.world)
+    if earlier is not None:
+        earlier.check_processes(count or processes.world)
     name = config.name or run_name(recipe.name)
     if earlier is None:
         check_name(name)
@@ -116,7 +118,7 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
     if not processes.first:
         return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
     if outcome == "stopped":
-        again = shlex.quote(str(path))
+        again = shlex.quote(str(path)) + (f" --num-processes {processes.world}" if processes.world > 1 else "")
         sys.stderr.write(f"stopped by a signal, checkpoint saved; continue with: opasd train --resume {again}\n")
         return STOPPED
     sys.stderr.write(f"finished: {path / 'final'}\n")

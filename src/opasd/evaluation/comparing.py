@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from opasd.evaluation.numbers import UNKNOWN, number, quantity
+from opasd.evaluation.numbers import FUNCTIONS, Unit, number, quantity
 
 Decide = Callable[[str, str], bool | None]
 LONGEST = 1000
@@ -23,13 +23,16 @@ DEEPEST = 50
 """More brackets in one another, or brackets that do not match, are no expression."""
 
 _CHARACTERS = str.maketrans(
-    dict(zip("，；：（）【】％＝＋－−–．。、　", ",;:()[]%=+---..,\u0020", strict=True))
+    {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # full-width ASCII
+    | {"｛": "\\{", "｝": "\\}", "＄": "\\$", "￥": "¥", "￡": "£"}
+    | dict(zip("【】−–。、　", "[]--.,\u0020", strict=True))
     | {"²": "^2", "³": "^3", "½": "\\frac12 ", "⅓": "\\frac13 ", "⅔": "\\frac23 ", "¼": "\\frac14 ", "¾": "\\frac34 "}
     | {"π": "\\pi ", "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne "}
     | {"∪": "\\cup ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "∓": "\\mp "}
 )
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
 _EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
+_CHOOSE = re.compile(r"(?<!\\)\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}|^\s*(\w+)\s*\\choose\s+(\w+)\s*$")
 _ROW_GAP = re.compile(r"\\\\\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
 _LEADING_TEXT = re.compile(r"^\\text\s*\{[^{}\d]*[a-zA-Z]{2}[^{}\d]*\}\s*[:=]?\s*(?=[\d(\[\\+-])(?!\\text)")
 _LOOKS = re.compile(
@@ -56,11 +59,13 @@ _CHOICE_FIRST = re.compile(
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
 _ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
+_THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
 _SHORT_WORDS = {"no", "odd", "yes"}
-_FUNCTIONS = {"sin", "cos", "tan", "log", "sqrt", "exp", "inf", "infinity"}
 _CJK = re.compile(r"[\u3400-\u9fff]")
 _CJK_LEAD = re.compile(r"^[\u3400-\u9fff]+\s*[:=]?\s*(?=[^\u3400-\u9fff\s])")
-_AND = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])|[或和]", re.ASCII)
+_AND = re.compile(
+    r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(\\text\s*\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])|[或和]", re.ASCII
+)
 _MARK = re.compile(r"\\[{}]|\\[lr]brace(?![a-zA-Z])|\\(?:begin|end)\s*\{\w+\*?\}|\\[lr]angle(?![a-zA-Z])|[()\[\]{},;]")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _NAMED = re.compile(r"([a-zA-Z]\w?|\\[a-zA-Z]+|[a-zA-Z]\s*\([a-zA-Z]\))((?:_\{?\w+\}?)?)\s*=(?!=)\s*(.+)", re.DOTALL)
@@ -73,6 +78,9 @@ _LAST_EQUAL = re.compile(r"(?<![<>!\\])=")
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|mathbb|setminus)(?![a-zA-Z])")
 _PERCENT = re.compile(r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent)", re.DOTALL | re.IGNORECASE)
 _BASE = re.compile(r"(\w+)_(?:(\d+)|\{(\w+)\})", re.ASCII)
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
+    "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"
+}  # fmt: skip
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _OPEN, _CLOSE = ("(", "[", "{", "\\{", "\\lbrace", "\\langle"), (")", "]", "}", "\\}", "\\rbrace", "\\rangle")
 _BRACKET = {"\\{": "{", "\\lbrace": "{", "\\langle": "(", "\\}": "}", "\\rbrace": "}", "\\rangle": ")"}
@@ -97,7 +105,7 @@ def equal(gold: str, found: str, decide: Decide) -> bool | None:
         return True
     if (letter := choice(gold, marked=True)) is not None:
         return letter == choice(found)
-    if (words := _words(gold, certain=True)) is not None:
+    if (words := _words(gold, certain=not _THE.match(found))) is not None:
         return words == _words(found, certain=False)
     gold, found = (_LEADING_TEXT.sub("", _CJK_LEAD.sub("", text, count=1), count=1) for text in (gold, found))
     try:
@@ -110,6 +118,7 @@ def tidy(text: str) -> str:
     """The answer without what only changes how it looks; one space where there was any."""
     text = _EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS))
     text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
+    text = _CHOOSE.sub(lambda of: rf"{{\binom{{{of[1] or of[3]}}}{{{of[2] or of[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
     text = _FRACTION.sub(_braced_fraction, text)
@@ -143,8 +152,9 @@ def _words(text: str, *, certain: bool) -> str | None:
         return None
     content = _ARTICLE.sub("", content.casefold())
     words = content.split()
-    long = min(map(len, words)) > 1 and len(content) > 3 and not _FUNCTIONS & set(words)
-    return content if not certain or marked or long or content in _SHORT_WORDS or _CJK.search(content) else None
+    long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
+    sure = marked or _THE.match(text) or long or content in _SHORT_WORDS or _CJK.search(content)
+    return content if sure or not certain else None
 
 
 def _parts(text: str) -> Parts:
@@ -167,7 +177,7 @@ def _parts(text: str) -> Parts:
 
 def _split(text: str, *, thousands: bool = True) -> list[str]:
     """The text at its commas, semicolons, ands and ors that stand in no bracket."""
-    text = _AND.sub(",", text)
+    text = _AND.sub(lambda joint: joint[1] or ",", text)
     if thousands:
         text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
     items, start, depth = [], 0, 0
@@ -258,12 +268,15 @@ def _same_value(gold: str, found: str, decide: Decide) -> bool | None:
         return bare(gold) != ""
     bases = _BASE.fullmatch(bare(gold)), _BASE.fullmatch(bare(found))
     if any(bases):
-        return all(bases) and len({(b[1].casefold(), b[2] or b[3]) for b in bases if b}) == 1
+        return all(bases) and len({(b[1].casefold(), b[2] or _BASES.get(b[3], b[3])) for b in bases if b}) == 1
     if (verdict := _same_percent(gold, found)) is not None:
         return verdict
     (gold, gold_unit), (found, found_unit) = quantity(gold), quantity(found)
+    if gold_unit and found_unit and {gold_unit.dimension, found_unit.dimension} == {"angle", "radian"}:
+        gold, found = (_in_radians(text, unit) for text, unit in ((gold, gold_unit), (found, found_unit)))
+        gold_unit = found_unit
     values = number(bare(gold)), number(bare(found))
-    if gold_unit and found_unit and UNKNOWN not in (gold_unit, found_unit) and gold_unit != found_unit:
+    if gold_unit and found_unit and gold_unit != found_unit:
         if gold_unit.dimension != found_unit.dimension or values[0] is None or values[1] is None:
             return False
         return values[0] * gold_unit.factor == values[1] * found_unit.factor
@@ -277,6 +290,10 @@ def _same_value(gold: str, found: str, decide: Decide) -> bool | None:
     if not _is_expression(gold) or not _is_expression(found):
         return False
     return decide(gold, found)
+
+
+def _in_radians(value: str, unit: Unit) -> str:
+    return value if unit.dimension == "radian" else rf"\frac{{\pi}}{{180}}({value})"
 
 
 def _is_expression(text: str) -> bool:

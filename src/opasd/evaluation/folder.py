@@ -4,8 +4,8 @@
     evaluations/base+first-aime24-3f9a12bc/
 
 The same settings find the same folder again and go on in it; targets and benchmarks may be added, anything else is
-refused. Results of a target that is a run are copied to the run's folder, as `evaluations/NAME.json`, or
-`NAME-DIGEST.json` where that is another evaluation's.
+refused once there are samples. Results of a target that is a run are copied to the run's folder, as
+`evaluations/NAME.json`, or `NAME-DIGEST.json` where that is another evaluation's.
 """
 
 import glob
@@ -60,7 +60,8 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         if (path / SETTINGS).exists():
             there = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-            together = _together(path, there, settings)
+            begun = (path / SAMPLES).exists() or (path / RESULTS).exists()
+            together = _together(path, there, settings) if begun else settings
         elif (path / SAMPLES).exists():
             raise ConfigError(f"{path} has {SAMPLES} but no {SETTINGS}; give a new --output")
         else:
@@ -69,6 +70,8 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
             write_json(path / SETTINGS, together)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to ({error.strerror}); give another --output") from error
+    except ConfigError:
+        raise
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path / SETTINGS} is damaged ({error}); give a new --output") from error
     return together

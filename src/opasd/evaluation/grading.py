@@ -21,7 +21,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 LONGEST_READ = 1 << 20
 """How many characters of an answer are looked at, from its end: more than any budget of tokens writes."""
 
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 
 

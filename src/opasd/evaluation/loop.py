@@ -215,6 +215,11 @@ class _Asking:
                 f"{self.benchmark.name}: a problem has {context - room} tokens, and the model's context is {context}; "
                 "evaluate another benchmark or model"
             )
+        if sampling.max_new_tokens > room and self.profile.budgets:
+            raise ConfigError(
+                f"{self.benchmark.name}: a budget of {sampling.max_new_tokens}, but at most {room} new tokens fit the "
+                f"model's context of {context}; give budgets up to that"
+            )
         if sampling.max_new_tokens > room:
             progress.say(f"{self.benchmark.name}: at most {room} new tokens fit the model's context of {context}")
         return sampling.model_copy(update={"max_new_tokens": min(sampling.max_new_tokens, room)})

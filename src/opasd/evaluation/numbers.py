@@ -6,6 +6,7 @@ before (`quantity`). Whatever is longer than any number is left to be compared a
 
 import re
 from fractions import Fraction
+from string import ascii_lowercase
 from typing import NamedTuple
 
 LONGEST = 1000
@@ -15,7 +16,9 @@ _MIXED = re.compile(r"([-+]?)(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}|\\frac(\d)(\d)| (\
 _POWER_OF_TEN = re.compile(
     r"([-+]?(?:\d+\.?\d*|\.\d+))(?:\\times|\\cdot|×|\*)10\^(?:(\d)|\{([-+]?\d{1,3})\})", re.ASCII
 )
-_REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\overline\{(\d+)\}", re.ASCII)
+_REPEATING = re.compile(
+    r"([-+]?)(\d*)\.(\d*)\\(?:(?:overline|bar|dot)(?:\{(\d+)\}|(\d))|dot\{(\d)\}(\d*)\\dot\{(\d)\})", re.ASCII
+)
 
 
 def number(text: str) -> Fraction | None:
@@ -33,7 +36,8 @@ def number(text: str) -> Fraction | None:
     if found := _POWER_OF_TEN.fullmatch(text):
         return Fraction(found[1]) * Fraction(10) ** int(found[2] or found[3])
     if found := _REPEATING.fullmatch(text):
-        sign, whole, fixed, repeated = found.groups()
+        sign, whole, fixed, *digits = found.groups()
+        repeated = "".join(filter(None, digits))
         tail = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
         value = Fraction(f"{whole or 0}.{fixed or 0}") + tail
         return -value if sign == "-" else value
@@ -48,14 +52,22 @@ def _ratio(sign: str, whole: int, above: int, below: int) -> Fraction | None:
 
 
 class Unit(NamedTuple):
-    """What a number counts: its dimension and how many of the dimension's own unit it is."""
+    """What a number counts: its dimension and how many of the dimension's own unit it is.
+
+    Words that name no known unit are a dimension of their own, in quotes: apples are no oranges.
+    """
 
     dimension: str
     factor: Fraction
 
+    @property
+    def known(self) -> bool:
+        """Whether every part of it is in the table."""
+        return "'" not in self.dimension
+
 
 class Quantity(NamedTuple):
-    """A value without its unit, and the unit: None where there is none, without dimension where it is not known."""
+    """A value without its unit, and the unit: None where there is none."""
 
     value: str
     unit: Unit | None
@@ -69,13 +81,21 @@ def _units() -> dict[str, Unit]:
             "yd yard": "0.9144", "mi mile": "1609.344",
         },
         "time": {"s sec second 秒": 1, "min minute 分钟": 60, "h hr hour 小时": 3600, "day 天": 86400, "week": 604800},
-        "mass": {"mg": "1/1000", "g gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
-                 "lb pound": "453.59237"},
+        "mass": {"mg": "1/1000", "g gm gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
+                 r"lb pound £ \pounds": "453.59237"},  # £5 is five pounds
         "volume": {"ml milliliter millilitre 毫升": "1/1000", "l liter litre 升": 1},
-        "money": {"cent": "1/100", "dollar 美元": 1},
+        "money": {"cent": "1/100", r"dollar usd \$ 美元": 1},
+        "euro": {r"euro € \euro": 1},
+        "yuan": {"yuan ¥ 元": 1},
+        "length/time": {"mph": "1609344/3600000", "kph kmh": "1000/3600"},
+        "am": {"am": 1},
+        "pm": {"pm": 1},
+        "unit": {"unit": 1},
         "angle": {"degree deg ° 度": 1},
+        "celsius": {"celsius": 1},
+        "fahrenheit": {"fahrenheit": 1},
         "radian": {"radian rad": 1},
-        "year": {"month": 1, "year 年": 12},
+        "year": {"month": 1, "year yr 年": 12},
     }  # fmt: skip
     return {
         name: Unit(dimension, Fraction(factor))
@@ -86,7 +106,6 @@ def _units() -> dict[str, Unit]:
 
 
 UNITS = _units()
-UNKNOWN = Unit("", Fraction(1))
 _MULTIPLIERS = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -99,42 +118,88 @@ _CJK = "\u3400-\u9fff"
 _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
 _POWER = r"(?:\^?\{?([23])\}?|([²³]))?"
 _MARKED = re.compile(rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*\{{([^{{}}\d]*)\}}){_POWER}", re.DOTALL)
-_BARE = re.compile(rf"(.*?[\d}})])\s*((?:sq(?:uare)?\.?\s+|cubic\s+)?[A-Za-z]{{2,}})\.?{_POWER}", re.DOTALL)
+_BARE = re.compile(rf"(.*?[\d}})])(\s*)([A-Za-z][A-Za-z./\s]*?)\.?{_POWER}", re.DOTALL)
 _CJK_UNIT = re.compile(rf"(.*?[\d}})])\s*([{_CJK}]+)", re.DOTALL)
-_DEGREE = re.compile(r"(.*?\S)\s*(?:\^\{?\\circ\}?|\^\{?°\}?|°|\\degree|\\deg)", re.DOTALL)
+_DEGREE = re.compile(
+    r"(.*?\S)\s*(?:\^\{?\\circ\}?|\^\{?°\}?|°|\\degree|\\deg)(?:\s*\\text\s*\{\s*([CF])\s*\}|\s*([CF]))?", re.DOTALL
+)
+_SCALES = {"C": "celsius", "F": "fahrenheit"}
 _ANGLE_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_PER = re.compile(r"/|\bper\b")
-_CURRENCY = re.compile(r"([-+]?)\s*(\\\$|€|£|¥|\\pounds|\\euro)\s*(.+)", re.DOTALL)
+_PER = re.compile(r"/|\bper\b", re.IGNORECASE)
+_SIGN = r"(\\\$|€|£|¥|\\pounds|\\euro)"
+_CURRENCY = re.compile(rf"([-+]?)\s*{_SIGN}\s*(.+)", re.DOTALL)
+_CURRENCY_LAST = re.compile(rf"(.*?[\d}})])\s*{_SIGN}", re.DOTALL)
+FUNCTIONS = {"sin", "cos", "tan", "log", "sqrt", "exp", "inf", "infinity"}
+_NO_UNITS = """
+cot csc sinh cosh tanh arcsin arccos arctan asin acos atan ln lim det infty
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
+and or mod modulo choose plus minus base remainder factorial
+zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
+ninety half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
+tenth tenths hundredth hundredths thousandth thousandths
+"""
+_MATHEMATICS = FUNCTIONS | set(_NO_UNITS.split())
+"""Words that are mathematics, or part of the number, or join it to another."""
+_WORD = re.compile(r"[^aeiou][aeiou][a-z]|(?=.*[aeiou])[a-z]{4,}")
 
 
 def quantity(text: str) -> Quantity:
-    r"""The value and its unit: `5\text{ cm}^2`, `\$5`, `90^\circ`, `12 dollars`, `5元`."""
+    r"""The value and its unit: `5\text{ cm}^2`, `\$5`, `90^\circ`, `12 dollars`, `7 apples`, `5元`."""
     if found := _CURRENCY.fullmatch(text):
-        return Quantity(found[1] + quantity(found[3]).value, UNITS["dollar"] if found[2] == "\\$" else UNKNOWN)
+        return Quantity(found[1] + quantity(found[3]).value, UNITS[found[2]])
+    if found := _CURRENCY_LAST.fullmatch(text):
+        return Quantity(found[1], UNITS[found[2]])
     if found := _DEGREE.fullmatch(text):
         if _ANGLE_FUNCTION.search(text):
             return Quantity(text, None)
-        return Quantity(found[1], UNITS["degree"])
+        return Quantity(found[1], UNITS[_SCALES.get(found[2] or found[3], "degree")])
     if (found := _CJK_UNIT.fullmatch(text)) and not set(found[2]) & set(_CJK_NUMERALS):
-        return Quantity(found[1], UNITS.get(found[2], UNKNOWN))
-    for pattern in (_MARKED, _BARE):
-        if found := pattern.fullmatch(text):
-            unit, multiplier = _unit(found[2], found[3] or found[4])
-            if unit is not None and (pattern is _MARKED or unit is not UNKNOWN or multiplier != 1):
-                value = number(found[1].strip()) if multiplier != 1 else None
-                if value is not None:
-                    return Quantity(str(value * multiplier), None if unit is UNKNOWN else unit)
-                return Quantity(found[1].strip(), unit) if multiplier == 1 else Quantity(text, None)
+        return Quantity(found[1], _unit(found[2], None)[0])
+    if found := _MARKED.fullmatch(text):
+        if _is_mathematics(found[2]):
+            return Quantity(f"{found[1]} {found[2]}{text[found.end(2) + 1 :]}", None)
+        return _taken_off(text, found[1].strip(), *_unit(found[2], found[3] or found[4]))
+    if (found := _BARE.fullmatch(text)) and not _is_mathematics(found[3]):
+        value, power = found[1].replace(" \\", "\\"), found[4] or found[5]
+        unit, multiplier = _unit(found[3], power)
+        plain = found[2] and not power and number(value) is not None and all(map(_is_word, _names(found[3])))
+        if (plain or unit is None or unit.known) and len(_names(found[3])[0]) > 1:
+            return _taken_off(text, value, unit, multiplier)
     return Quantity(text, None)
 
 
+def _taken_off(text: str, value: str, unit: Unit | None, multiplier: int) -> Quantity:
+    if multiplier == 1:
+        return Quantity(value, unit)
+    worth = number(value)
+    return Quantity(text, None) if worth is None else Quantity(str(worth * multiplier), unit)
+
+
+def _names(words: str) -> list[str]:
+    return [name for name in re.split(r"[\s~/]+", words.replace(".", "").strip(" ,;:!")) if name]
+
+
+def _is_mathematics(words: str) -> bool:
+    """Whether words are no unit: a variable, or what changes the number."""
+    names = [name.lower() for name in _names(words)]
+    variable = len(words.strip()) == 1 and words.islower() and words.strip() not in UNITS
+    return variable or not _MATHEMATICS.isdisjoint(names) or names in (["squared"], ["cubed"])
+
+
+def _is_word(name: str) -> bool:
+    """Whether letters without a text command are a word, and not the product of variables or a figure's corners."""
+    long = len(name) > 4 or not name.isupper()
+    return long and _WORD.fullmatch(name.lower()) is not None and name.lower() not in ascii_lowercase
+
+
 def _unit(words: str, power: str | None) -> tuple[Unit | None, int]:
-    """The unit that words name, and what they multiply the number by."""
-    if len(rate := _PER.split(words)) == 2 and not power:
-        above, below = (_unit(part, None)[0] for part in rate)
-        if above and below and UNKNOWN not in (above, below):
-            return Unit(f"{above.dimension}/{below.dimension}", above.factor / below.factor), 1
-    names = [word.strip(".") for word in re.split(r"[\s~]+", words.lower().strip(" .")) if word]
+    """The unit that words name, None where there are none, and what they multiply the number by."""
+    if len(rate := _PER.split(words)) == 2:
+        (above, multiplier), (below, divisor) = _unit(rate[0], None), _unit(rate[1], power)
+        if below is not None:
+            above = above or Unit("", Fraction(1))
+            return Unit(f"{above.dimension}/{below.dimension}", above.factor / below.factor / divisor), multiplier
+    names = [name.lower() for name in _names(words)]
     exponent = {"2": 2, "3": 3, "²": 2, "³": 3}.get(power or "", 1)
     multiplier = 1
     while names and names[0] in _MULTIPLIERS:
@@ -143,10 +208,12 @@ def _unit(words: str, power: str | None) -> tuple[Unit | None, int]:
         exponent = 3 if names.pop(0) == "cubic" else 2
     if names and names[-1] in ("squared", "cubed"):
         exponent = 3 if names.pop() == "cubed" else 2
-    if len(names) != 1:
-        return UNKNOWN, multiplier
-    name = names[0]
+    if not names:
+        return None, multiplier
+    if names[0] in ("degree", "degrees") and names[-1] in _SCALES.values():
+        names = names[1:]
+    name = " ".join(names)
     unit = UNITS.get(name) or UNITS.get(name.removesuffix("s")) or UNITS.get(name.removesuffix("es"))
     if unit is None:
-        return UNKNOWN, multiplier
+        unit = Unit(f"'{' '.join(name.removesuffix('s') for name in names)}'", Fraction(1))
     return Unit(unit.dimension if exponent == 1 else f"{unit.dimension}^{exponent}", unit.factor**exponent), multiplier

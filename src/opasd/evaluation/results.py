@@ -12,7 +12,8 @@ from typing import Any
 from opasd.evaluation.grading import VERDICTS
 from opasd.evaluation.samples import Key, Outcome
 from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
-from opasd.evaluation.statistics import Estimate, estimates, macro_average, paired_difference
+from opasd.evaluation.statistics import estimates, macro_average, paired_difference
+from opasd.rounding import fixed
 
 SCHEMA = 1
 COMPARED = ("avg", "pass", "maj", "tokens")
@@ -168,24 +169,24 @@ def table(evaluation: Mapping[str, Any]) -> str:
             result["target"],
             _points(result["avg"]),
         ]
-        row += [_points(gaps[place], "+") if place in gaps else ""] * bool(gaps)
+        row += [_points(gaps[place], sign=True) if place in gaps else ""] * bool(gaps)
         if samples > 1:
             row += [_points(result["pass"][str(samples)]), _points(result["maj"][str(samples)])]
-        row += [f"{result['tokens']['mean']:,.1f}", f"{result['tokens']['median']:,.0f}"]
-        row += [f"{100 * result['truncated']['mean']:.1f}", f"{100 * verdicts['no_answer'] / count:.1f}"]
+        row += [fixed(result["tokens"]["mean"], 1), fixed(result["tokens"]["median"], 0)]
+        row += [fixed(100 * result["truncated"]["mean"], 1), fixed(100 * verdicts["no_answer"] / count, 1)]
         rows.append([*row, str(verdicts["grader_failed"])])
     for average in evaluation["averages"]:
         place = (average["target"], None, average["budget"])
         row = ["average", *([f"{average['budget']:,}"] if several else []), average["target"], _points(average["avg"])]
-        row += [_points(gaps[place], "+") if place in gaps else ""] * bool(gaps)
+        row += [_points(gaps[place], sign=True) if place in gaps else ""] * bool(gaps)
         rows.append([*row, *([""] * (len(header) - len(row)))])
     return _markdown(header, rows)
 
 
-def _points(value: Mapping[str, float], sign: str = "") -> str:
+def _points(value: Mapping[str, float], *, sign: bool = False) -> str:
     """Percentage points: mean [low, high]."""
-    mean, low, high = (100 * part for part in Estimate(value["mean"], value["low"], value["high"]))
-    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    mean, low, high = (fixed(100 * value[part], 1, sign=sign) for part in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -65,7 +65,7 @@ def resolve(names: Sequence[str], model: ModelConfig | None = None) -> list[Targ
     """The targets that names stand for; `model`, where given, is what `base` is and what adapters are put on."""
     found = [_resolve(name, model) for name in names if name != BASE]
     if BASE in names:
-        bases = {target.model.name_or_path: target.model for target in found if target.adapter or target.run}
+        bases = {_told(target.model): target.model for target in found if target.adapter or target.run}
         if model is None and len(bases) != 1:
             which = f"there are {', '.join(bases)}" if bases else "no adapter or run says which"
             raise ConfigError(f"base: which model? {which}; give it with --model")
@@ -133,14 +133,8 @@ def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None
         return Target(
             name, ModelConfig.model_validate(settings | {"name_or_path": str(made), "revision": None}), None, run
         )
-    try:
-        base = json.loads(described.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{described} cannot be read ({error}); give a whole adapter") from error
-    if base and Path(base).parts[-3:] == _LAB_FOLDER:
-        base = LAB  # a checkpoint names the folder, which is elsewhere on another machine
-    if config is None:
-        config = ModelConfig(name_or_path=base) if base else model
+    base = base_of(made)
+    config = config or base or model
     if config is None:
         raise ConfigError(f"{described} does not name the base model; give it with --model")
     if model is None:
@@ -150,7 +144,36 @@ def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None
             f"{name} was trained on {config.name_or_path}, but --model is {model.name_or_path}; leave --model out or "
             "evaluate them apart"
         )
+    if model.name_or_path == config.name_or_path and config.revision and not model.revision:
+        raise ConfigError(f"{name} was trained on {_told(config)}; give --revision {config.revision} too")
     return Target(name, model, made, run)
+
+
+def base_of(adapter: Path) -> ModelConfig | None:
+    """The model that an adapter says it was trained on, loaded as the run did in whose folder the adapter lies."""
+    described = adapter / "adapter_config.json"
+    try:
+        values = json.loads(described.read_text(encoding="utf-8"))
+        if not (base := values.get("base_model_name_or_path")):
+            return None
+        if Path(base).parts[-3:] == _LAB_FOLDER:
+            base = LAB  # a checkpoint names the folder, which is elsewhere on another machine
+        found = ModelConfig(name_or_path=base, revision=values.get("revision") or None)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{described} cannot be read ({str(error).splitlines()[0]}); give a whole adapter") from error
+    beside = adapter.absolute().parent / "config.yaml"
+    try:
+        run = to_config(read_yaml(beside), str(beside)).model if beside.is_file() else None
+    except ConfigError:  # not a run's
+        return found
+    if run is None or run.name_or_path != base:
+        return found
+    loading = {"revision": found.revision or run.revision, "trust_remote_code": run.trust_remote_code}
+    return found.model_copy(update=loading)
+
+
+def _told(model: ModelConfig) -> str:
+    return model.name_or_path + (f" at {model.revision}" if model.revision else "")
 
 
 def _last(name: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from opasd.alignment import Alignment
-from opasd.choices import Divergence, Handling, Impl
+from opasd.choices import Divergence, Handling, Impl, check_choice, check_positive
 from opasd.errors import ConfigError
 from opasd.losses import fused, projection
 from opasd.losses.attention_chunked import Comparison, chunked, make_readings, usable, visible
@@ -106,8 +106,11 @@ def attention_losses(
         raise ValueError(
             f"{len(alignments)} alignments for {len(student.places)} and {len(teacher.places)} sequences; give one each"
         )
-    if divergence == "jsd" and not 0 < jsd_beta < 1:
-        raise ValueError(f"jsd_beta must lie between 0 and 1, got {jsd_beta}")
+    check_choice("divergence", divergence, Divergence)
+    check_positive("jsd_beta", jsd_beta, below=1)
+    check_choice("handling", handling, Handling)
+    check_choice("impl", impl, Impl)
+    check_positive("chunk_queries", chunk_queries, whole=True)
     seeds = shuffle_seeds or [0] * len(alignments)
     if _wants_kernels(impl, student.query_BHND.device):
         from opasd.losses.fused import attention as kernels

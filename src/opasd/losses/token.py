@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from opasd.choices import Clip, Divergence, Impl
+from opasd.choices import Clip, Divergence, Impl, check_choice, check_positive
 from opasd.errors import ConfigError
 from opasd.losses import fused
 from opasd.losses.divergence import LOG_SMALLEST, SMALLEST, entropy, terms
@@ -75,6 +75,14 @@ def token_loss(
     chunk_tokens: int | None = None,
 ) -> TokenLossOutput:
     """Token loss of the hidden states that predict T tokens; `weights_T` defaults to 1/T, their mean."""
+    check_choice("divergence", divergence, Divergence)
+    check_positive("jsd_beta", jsd_beta, below=1)
+    check_positive("temperature", temperature)
+    check_choice("clip", clip, Clip)
+    check_positive("clip_threshold", clip_threshold)
+    check_positive("top_k", top_k, whole=True, optional=True)
+    check_choice("impl", impl, Impl)
+    check_positive("chunk_tokens", chunk_tokens, whole=True, optional=True)
     num_tokens = student_hidden_TE.shape[0]
     dtype = wide(student_hidden_TE.dtype)
     if weights_T is None:
@@ -298,12 +306,13 @@ def _compare(
     """Readings [C, 4] and d D / d (student logits / temperature) [C, V]; both logits are consumed."""
     student_log_CV = _log_softmax_(student_CV, compare.temperature)
     teacher_log_CV = _log_softmax_(teacher_CV, compare.temperature)
-    student_CV = student_log_CV.exp()
-    entropy_C = -torch.linalg.vecdot(student_CV, student_log_CV)
-    top_CK = None
+    top_CK, lumped = None, None
     if compare.top_k is not None:
         top_CK = teacher_log_CV.topk(compare.top_k, -1).indices
-        student_log_CV, teacher_log_CV = _lump_log(student_log_CV, top_CK), _lump_log(teacher_log_CV, top_CK)
+        lumped = _lump_log(teacher_log_CV, top_CK), _lump_log(student_log_CV, top_CK)
+    student_CV = student_log_CV.exp()
+    entropy_C = -torch.linalg.vecdot(student_CV, student_log_CV.clamp_min_(LOG_SMALLEST))
+    teacher_log_CV, student_log_CV = lumped or (teacher_log_CV.clamp_min_(LOG_SMALLEST), student_log_CV)
     *values_C, slope_CV = compare.judge(teacher_log_CV, student_log_CV)
     readings_C4 = torch.stack([*values_C, entropy_C], -1)
     if not needs_grad:
@@ -317,13 +326,13 @@ def _compare(
 
 
 def _log_softmax_(logits_CV: Tensor, temperature: float) -> Tensor:
-    """log_softmax(logits / temperature), floored, in place."""
+    """log_softmax(logits / temperature), in place."""
     logits_CV.div_(temperature)
-    return logits_CV.sub_(logits_CV.logsumexp(-1, keepdim=True)).clamp_min_(LOG_SMALLEST)
+    return logits_CV.sub_(logits_CV.logsumexp(-1, keepdim=True))
 
 
 def _lump_log(log_CV: Tensor, top_CK: Tensor) -> Tensor:
-    """`_lump` on log-probabilities, without the cancellation of 1 − Σ."""
+    """`_lump` on log-probabilities, without the cancellation of 1 − Σ; floored, after the sum."""
     rest_log_C1 = log_CV.scatter(-1, top_CK, -torch.inf).logsumexp(-1, keepdim=True)
     return torch.cat([log_CV.gather(-1, top_CK), rest_log_C1], -1).clamp_min_(LOG_SMALLEST)
 

@@ -119,6 +119,8 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
         only = parent.evaluate_only if only is None else only
         if parent.evaluate is not None:
             evaluate = merged(parent.evaluate, evaluate or {})
+    if evaluate is not None:
+        to_evaluate(evaluate, str(path))
     group = path.parent.name if _packaged().get(path.stem) == path else ""
     return Recipe(
         path.stem, str(path), text, values, description.strip(), expects, evaluate, bool(only), parents, group

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import DataConfig, ModelConfig, RunConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError
 from opasd.evaluation.grading import is_correct
+from opasd.models import context
 from opasd.prompts import PromptBuilder
 from opasd.recipes import load_recipe
 from opasd.report.attention import Stage, record
@@ -123,7 +125,10 @@ def _load_run(run: RunFolder) -> Subject:
     if not (trained / "adapter_config.json").is_file():
         after = _ready(load_model(config.model.model_copy(update={"name_or_path": str(trained)})))
         return Subject(run.path.resolve().name, config, run.path, tokenizer, _ready(base), after)
-    adapted = _ready(PeftModel.from_pretrained(base, str(trained)))
+    try:
+        adapted = _ready(PeftModel.from_pretrained(base, str(trained)))
+    except SafetensorError as error:
+        raise ConfigError(f"the adapter in {trained} is damaged ({error}); give a whole one") from error
     assert isinstance(adapted, PeftModel)
     return Subject(run.path.resolve().name, config, run.path, tokenizer, adapted, adapted, adapted.disable_adapter)
 
@@ -159,17 +164,28 @@ def _trajectory(
     subject: Subject, problem: Problem, given: str | None, sampler: str, seed: int, max_new_tokens: int | None
 ) -> tuple[Rollout, str]:
     pair = PromptBuilder(subject.tokenizer, subject.config.prompts).pair(problem)
+    most = context(subject.before.config)
+    room = most - max(len(pair.student_ids), len(pair.teacher_ids))
+    if room < 1:
+        raise ConfigError(
+            f"the problem has {most - room} tokens with its solution, and the model's context is {most}; give another "
+            "--problem"
+        )
     if given is not None:
-        ids = tuple(subject.tokenizer(given, add_special_tokens=False)["input_ids"])  # pyright: ignore[reportArgumentType]
+        ids = tuple(subject.tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"])  # pyright: ignore[reportArgumentType]
         if not ids:
             raise ConfigError("--completion: the file holds no text")
+        if len(ids) > room:
+            raise ConfigError(
+                f"--completion: the text has {len(ids)} tokens, of which at most {room} fit the model's context of "
+                f"{most} beside the problem and its solution; give a shorter one"
+            )
         return Rollout(pair, ids, problem.id), GIVEN
     model, entered = subject.before, subject.without_adapters
     if sampler == AFTER and subject.after is not None:
         model, entered = subject.after, nullcontext
-    sampling = subject.config.rollout
-    if max_new_tokens:
-        sampling = sampling.model_copy(update={"max_new_tokens": max_new_tokens})
+    longest = min(max_new_tokens or subject.config.rollout.max_new_tokens, room)
+    sampling = subject.config.rollout.model_copy(update={"max_new_tokens": longest})
     engine = TransformersEngine(model, stop_ids(model, subject.tokenizer))
     with entered():
         found = engine.generate([pair.student_ids], sampling, [derive_seed(seed, problem.id or problem.question, 0)])[0]

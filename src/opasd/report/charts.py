@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from opasd.report.figures import Figure, formatter
-from opasd.report.numbers import labels
+from opasd.report.numbers import labels, percent
 from opasd.report.palette import CHART_STYLE, COLOURS, LIGHT, resolved
 from opasd.report.text import printable, safe, shortened
 
@@ -267,7 +267,7 @@ def _bars(figure: Figure, frame: _Frame) -> str:
     group = (frame.right - frame.left) / max(len(figure.categories), 1)
     width = min(group * 0.8 / max(len(shown), 1), 54)
     value_of = formatter(figure)
-    texts = [[f"{100 * y:.1f} %" if figure.percent else f"{y:.3g}" for _, y in series.points] for series in shown]
+    texts = [[percent(y) if figure.percent else f"{y:.3g}" for _, y in series.points] for series in shown]
     fits = _CHARACTER * max((len(text) for several in texts for text in several), default=0) <= width + 8
     zero = frame.down(min(max(0.0, frame.y[0]), frame.y[1]))
     parts = []

@@ -14,8 +14,8 @@ from opasd.analysis.curves import SMOOTHING, Point, against_total, cumulative, e
 from opasd.analysis.markers import MARKERS, Counted, change_from, density_by, density_by_marker
 from opasd.analysis.spending import PARTS, pareto_front
 from opasd.report.folders import ROLLOUT, Interval, Result, Run, same_folder
-from opasd.report.numbers import fixed
 from opasd.report.text import no_formula
+from opasd.rounding import fixed
 
 Kind = Literal["line", "bar", "scatter"]
 STDERR = "stderr"

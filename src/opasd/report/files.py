@@ -58,9 +58,14 @@ def json_rows(path: Path, notes: list[str], consequence: str) -> Iterator[dict[s
         notes.append(f"{path.name}: the last line is cut and left out")
     if damaged:
         named = ", ".join(map(str, damaged[:MAX_NAMED])) + (", …" if len(damaged) > MAX_NAMED else "")
-        notes.append(f"{path.name}: {len(damaged)} damaged lines are left out (line {named})")
+        notes.append(f"{path.name}: {left_out(len(damaged), 'damaged line', 'damaged lines')} (line {named})")
     if not count and not cut and not damaged:
         notes.append(f"{path.name} is empty: {consequence}")
+
+
+def left_out(count: int, one: str, several: str) -> str:
+    """So many of what the words name, and that they are not shown."""
+    return f"1 {one} is left out" if count == 1 else f"{count} {several} are left out"
 
 
 def _open(path: Path) -> gzip.GzipFile | BufferedReader:

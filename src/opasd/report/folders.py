@@ -21,7 +21,7 @@ from opasd.analysis.markers import MARKERS, Counted, count_markers
 from opasd.analysis.spending import Spending, spending
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.reading import read_yaml
-from opasd.report.files import MAX_NAMED, json_object, json_rows
+from opasd.report.files import MAX_NAMED, json_object, json_rows, left_out
 from opasd.report.joining import how_asked, joined
 from opasd.report.viewer import is_record
 from opasd.run import RunFolder
@@ -189,7 +189,8 @@ def read_run(path: Path) -> Run:
     read = [_sample(row, ROLLOUT) for row in json_rows(path / "samples.jsonl", run.notes, "there are no samples")]
     run.samples = [sample for sample in read if sample is not None]
     if without := len(read) - len(run.samples):
-        run.notes.append(f"samples.jsonl: {without} rows without a completion are left out")
+        rows = left_out(without, "row without a completion", "rows without a completion")
+        run.notes.append(f"samples.jsonl: {rows}")
     for record in sorted((path / "attention").glob("*.json")):
         if found := json_object(record, run.notes, "one attention record is left out"):
             if is_record(found):
@@ -352,7 +353,7 @@ def _results(evaluation: dict[str, Any], target: str, run: Run, file: str) -> li
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
             damaged += 1
     if damaged:
-        run.notes.append(f"{file}: {damaged} damaged results are left out")
+        run.notes.append(f"{file}: {left_out(damaged, 'damaged result', 'damaged results')}")
     return found
 
 
@@ -390,7 +391,7 @@ def _read_config(run: Run) -> None:
         run.notes.append(f"config.yaml cannot be read ({str(error).splitlines()[0][:200]}): settings are not known")
         return
     if not run.config:
-        run.notes.append("config.yaml is missing: settings are not known")
+        run.notes.append(f"config.yaml is {'empty' if path.exists() else 'missing'}: settings are not known")
 
 
 def _find_state(run: Run) -> None:
@@ -421,7 +422,8 @@ def _note_odd_numbers(run: Run) -> None:
         named = ", ".join(name[:60] for name in names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
         steps = [step for _, step in odd if step is not None]
         first = f", first at step {min(steps):.0f}" if steps else ""
-        run.notes.append(f"metrics.jsonl: {len(odd)} values that are no usable numbers are left out ({named}){first}")
+        values = left_out(len(odd), "value that is no usable number", "values that are no usable numbers")
+        run.notes.append(f"metrics.jsonl: {values} ({named}){first}")
 
 
 def _in_use(path: Path) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 from opasd.analysis.compare import Contrast, Reply, contrast, reasoning_steps
 from opasd.report.folders import ROLLOUT, Run, Sample
-from opasd.report.numbers import fixed
 from opasd.report.page import Page, paragraph
 from opasd.report.palette import dot
 from opasd.report.text import embedded, printable, safe, shortened
+from opasd.rounding import fixed
 
 PAGE_BYTES = 6_000_000
 """Of samples in the report's own page."""

@@ -11,8 +11,9 @@ from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.statistics import Estimate, estimate, paired_difference
 from opasd.report.figures import Figure, Series, telling_measures
 from opasd.report.folders import Run, Sample
-from opasd.report.numbers import MINUS, duration, fixed, percent, short, size
+from opasd.report.numbers import duration, percent, short, size
 from opasd.report.tables import Cell, Table
+from opasd.rounding import MINUS, fixed
 
 LAST = 0.2
 """The share of a run's steps that its final rollout figures are means over."""

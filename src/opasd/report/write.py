@@ -151,7 +151,7 @@ def _add_viewer(made: Made, runs: Sequence[Run]) -> None:
     more = f'<p class="small">More trajectories, in side files: {links}.</p>' if links else ""
     made.page.use_viewer()
     made.page.data("attention-data", parts[0])
-    made.page.section("viewer", "Where they look", viewer.SHELL, viewer.ABOUT, more)
+    made.page.section("where-they-look", "Where they look", viewer.SHELL, viewer.ABOUT, more)
 
 
 def _add_seeds(made: Made, runs: Sequence[Run]) -> None:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 
 from opasd.config import RolloutConfig
 from opasd.errors import ConfigError
-from opasd.models import unwrap
+from opasd.models import context, unwrap
 from opasd.rollout.adapters import AdapterExport
 from opasd.rollout.engine import RolloutEngine
 from opasd.rollout.server import ServerEngine
@@ -41,7 +41,7 @@ def make_engine(
             f"rollout.engine: {config.engine} samples from the whole base, but the student's is quantized; use "
             "model.adaptation: lora or full, or rollout.engine: transformers"
         )
-    room = min(longest, _context(base.config)) if config.max_model_len is None else config.max_model_len
+    room = min(longest, context(base.config)) if config.max_model_len is None else config.max_model_len
     if config.engine == "vllm_server":
         if not isinstance(model, PeftModel):
             raise ConfigError(
@@ -50,7 +50,15 @@ def make_engine(
             )
         folder = config.servers.adapter_dir
         student = AdapterExport(model, Path(folder).expanduser().absolute() if folder else None)
-        return ServerEngine(config.servers, stop, room, max_batch=config.max_batch, student=student, first=process == 0)
+        return ServerEngine(
+            config.servers,
+            stop,
+            room,
+            vocabulary=_vocabulary(base.config),
+            max_batch=config.max_batch,
+            student=student,
+            first=process == 0,
+        )
     export = AdapterExport(model) if isinstance(model, PeftModel) else None
     return VLLMEngine(
         _source(base),
@@ -68,14 +76,22 @@ def make_engine(
 
 def serve_base(
     config: RolloutConfig, source: str, tokenizer: PreTrainedTokenizerBase, *, longest: int, rank: int = 0, dtype: str,
-    **loading: Any,
+    configured: bool = True, **loading: Any,
 ) -> ServingEngine:  # fmt: skip
-    """A vLLM engine over the base in `source`, for adapters of up to `rank` that `use_adapter` switches between."""
+    """A vLLM engine over the base in `source`, for adapters of up to `rank` that `use_adapter` switches between;
+    `configured` as `ServerEngine` has it."""
     described = AutoConfig.from_pretrained(source, **loading)
-    room = min(longest, _context(described)) if config.max_model_len is None else config.max_model_len
+    room = min(longest, context(described)) if config.max_model_len is None else config.max_model_len
     stop = _declared(source, described, tokenizer, **loading)
     if config.engine == "vllm_server":
-        return ServerEngine(config.servers, stop, room, max_batch=config.max_batch)
+        return ServerEngine(
+            config.servers,
+            stop,
+            room,
+            vocabulary=_vocabulary(described),
+            max_batch=config.max_batch,
+            configured=configured,
+        )
     assert config.engine == "vllm"
     return VLLMEngine(source, stop, room, config.vllm, dtype=dtype, max_batch=config.max_batch, rank=rank, **loading)
 
@@ -85,8 +101,8 @@ def computes_in_half(config: RolloutConfig, model: nn.Module) -> bool:
     return unwrap(model).dtype != torch.float32 or config.vllm.dtype in ("bfloat16", "float16")
 
 
-def _context(config: Any) -> int:
-    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31)
+def _vocabulary(config: Any) -> int:
+    return int(getattr(config.get_text_config(), "vocab_size", None) or 2**31)
 
 
 def _source(base: PreTrainedModel) -> str:

@@ -57,7 +57,7 @@ class Client:
             )
             answer = connection.getresponse()
             status, content = answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, OverflowError, MemoryError) as error:  # the last two of its length
             raise Unavailable(_describe(error, timeout)) from error
         finally:
             with self._lock:
@@ -81,7 +81,7 @@ def _read(status: int, content: bytes) -> Any:
         raise Refused(status, _message(content))
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         text = content.decode(errors="replace")
         if text.startswith("Success"):  # what vLLM says of adapters
             return text
@@ -90,7 +90,7 @@ def _read(status: int, content: bytes) -> Any:
 
 def _message(content: bytes) -> str:
     """The reason that an error's body gives."""
-    with suppress(ValueError, AttributeError, TypeError):
+    with suppress(ValueError, RecursionError, AttributeError, TypeError):
         found = json.loads(content)
         found = found.get("error", found)
         return str(found.get("message", found) if isinstance(found, dict) else found)[:500]

@@ -8,7 +8,9 @@ before it gets requests again. A completion depends on its seed alone, so it doe
 """
 
 import logging
+import math
 import random
+import reprlib
 import secrets
 import time
 from collections import deque
@@ -69,14 +71,20 @@ class ServerEngine(ServingEngine):
         stop: frozenset[int],
         longest: int,
         *,
+        vocabulary: int,
         max_batch: int = 256,
         student: AdapterExport | None = None,
         first: bool = True,
+        configured: bool = True,
     ) -> None:
         """`max_batch` requests at most are under way at one server. Of several processes that train together, each has
-        an engine with the same servers, and the `first` hands the adapter over; only there `student` does anything."""
+        an engine with the same servers, and the `first` hands the adapter over; only there `student` does anything.
+        Ids from `vocabulary` on are nonsense. What is not `configured` was given as --server, with nothing else to set.
+        """
         super().__init__(stop, longest)
         self.config = config
+        self.vocabulary = vocabulary
+        self.configured = configured
         self.max_batch = max_batch
         self.student = student
         self.first = first
@@ -144,12 +152,14 @@ class ServerEngine(ServingEngine):
         try:
             models = server.client.call("/v1/models", timeout=timeout)
         except Refused as error:
-            raise EngineError(f"{server.url} is no OpenAI-compatible server ({error}); check servers.urls") from error
+            raise EngineError(
+                f"{server.url} is no OpenAI-compatible server ({error}); correct {self.addresses}"
+            ) from error
         base, longest, names = _models(models)
         if longest is not None and longest < self.longest:
             raise EngineError(
                 f"{server.url} takes sequences of {longest} tokens, but this run has up to {self.longest}; start it "
-                f"with --max-model-len {self.longest}, or lower rollout.max_model_len"
+                f"with --max-model-len {self.longest}" + self.setting(", or lower rollout.max_model_len")
             )
         for name in set(self._old) & names:
             self._unload(server, name)
@@ -167,7 +177,7 @@ class ServerEngine(ServingEngine):
             raise EngineError(
                 f"{server.url} does not take the adapter in {adapter.path} ({error}); start it with --enable-lora, "
                 "a --max-lora-rank that is large enough and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, where it sees that "
-                "folder (rollout.servers.adapter_dir)"
+                "folder" + self.setting(" (rollout.servers.adapter_dir)")
             ) from error
 
     def _unload(self, server: _Server, name: str) -> None:
@@ -184,7 +194,7 @@ class ServerEngine(ServingEngine):
             if error.status == 404:  # started anew, without the adapter
                 raise Unavailable(str(error)) from error
             raise EngineError(f"{server.url} refuses a request ({error})") from error
-        return self._completion(*_answer(answer, model, request, server.url))
+        return self._completion(*_answer(answer, model, request, server.url, self.vocabulary))
 
     def least_busy(self, limit: int) -> _Server | None:
         """The server for the next request, of those with fewer than `limit` under way; in turns among equals."""
@@ -203,6 +213,15 @@ class ServerEngine(ServingEngine):
         server.epoch += 1
         server.ready, server.failed_as, server.ask_at = False, reason, time.monotonic() + pause
         _log.warning("%s: %s; asked again in %.1f s, others take its requests", server.url, reason, pause)
+
+    @property
+    def addresses(self) -> str:
+        """Where they were given."""
+        return "rollout.servers.urls" if self.configured else "--server"
+
+    def setting(self, advice: str) -> str:
+        """Advice on the configuration, where there is one."""
+        return advice if self.configured else ""
 
     def given_up(self) -> bool:
         return all(not server.ready and server.failures > self.config.retries for server in self.servers)
@@ -296,7 +315,7 @@ class _Batch:
             if self.tries[number] > self.engine.config.retries:
                 raise EngineError(
                     f"a request failed {self.tries[number]} times, the last time at {server.url}: {error}; see what "
-                    "the servers log, or set a larger rollout.servers.retries or timeout"
+                    "the servers log" + self.engine.setting(", or set a larger rollout.servers.retries or timeout")
                 ) from error
         else:
             if epoch == server.epoch:
@@ -307,7 +326,7 @@ def _nobody(engine: ServerEngine) -> str:
     reasons = "; ".join(f"{server.url}: {server.failed_as}" for server in engine.servers)
     return (
         f"no vLLM server answers, after {engine.config.retries + 1} tries each: {reasons}. Start them, or correct "
-        "rollout.servers.urls"
+        f"{engine.addresses}"
     )
 
 
@@ -317,13 +336,17 @@ def _models(answer: Any) -> tuple[str, int | None, set[str]]:
         cards = answer["data"]
         base = next(card for card in cards if not card.get("parent"))
         longest = base.get("max_model_len")
-        names = {str(card["id"]) for card in cards}
-        return str(base["id"]), longest if isinstance(longest, int) else None, names
+        names = {card["id"] for card in cards}
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError
+        return base["id"], longest if isinstance(longest, int) else None, names
     except (KeyError, TypeError, AttributeError, StopIteration):
-        raise Unavailable(f"a list of models without one: {str(answer)[:60]}") from None
+        raise Unavailable(f"a list of models without one: {reprlib.repr(answer)[:60]}") from None
 
 
-def _answer(answer: Any, model: str, request: dict[str, Any], url: str) -> tuple[list[int], list[float] | None]:
+def _answer(
+    answer: Any, model: str, request: dict[str, Any], url: str, vocabulary: int
+) -> tuple[list[int], list[float] | None]:
     """Token ids and log-probabilities of a completion that was not broken off."""
     try:
         [choice] = answer["choices"]
@@ -336,12 +359,14 @@ def _answer(answer: Any, model: str, request: dict[str, Any], url: str) -> tuple
         whole = reason in ("stop", "length") and 0 < len(ids) <= request["max_tokens"]
         if not whole or not all(type(token) is int and token >= 0 for token in ids):
             raise Unavailable(f"a completion that was broken off ({reason}, {len(ids)} tokens)")
+        if max(ids) >= vocabulary:
+            raise Unavailable(f"a token beyond the vocabulary of {vocabulary}: {max(ids)}")
         if logprobs is not None and (
-            len(logprobs) != len(ids) or not all(isinstance(p, float | int) for p in logprobs)
+            len(logprobs) != len(ids) or not all(type(p) in (float, int) and math.isfinite(p) for p in logprobs)
         ):
             raise Unavailable("log-probabilities that do not fit the tokens")
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise Unavailable(f"a malformed completion: {str(answer)[:60]}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
+        raise Unavailable(f"a malformed completion: {reprlib.repr(answer)[:60]}") from None
     return ids, logprobs
 
 

@@ -345,13 +345,19 @@
     if (values && now) go(best(values));
     jumps.value = "";
   });
-  root.addEventListener("keydown", (event) => {
-    if (event.target.tagName === "SELECT" || event.ctrlKey || event.metaKey || event.altKey) return;
+  // On a page of its own all keys are the viewer's; in a report those typed over it, or in it while it is in sight.
+  const alone = document.querySelectorAll("main > section").length === 1;
+  const inSight = () => { const box = root.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
+  const meant = (node) => alone || root.matches(":hover") || (root.contains(node) && inSight());
+  document.addEventListener("keydown", (event) => {
+    const { target } = event;
+    if (target.closest("select, textarea, input:not([type=range], [type=checkbox])") || !meant(target)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const keys = { ArrowLeft: () => go(state.step - 1), ArrowRight: () => go(state.step + 1), Home: () => go(0),
       End: () => go(now.steps - 1), b: () => { state.stage = (state.stage + 1) % now.names.length; draw(); },
       " ": toggle, Escape: () => { state.pinned = false; draw(); } };
     const act = keys[event.key] || keys[event.key.toLowerCase()];
-    if (!act || !now || (event.key === " " && event.target.tagName === "BUTTON")) return;
+    if (!act || !now || (event.key === " " && target.closest("button, summary, [type=checkbox]"))) return;
     event.preventDefault();
     act();
   });

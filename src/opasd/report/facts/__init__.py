@@ -28,9 +28,9 @@ from opasd.analysis.curves import number
 from opasd.errors import ConfigError
 from opasd.recipes.reading import read_yaml
 from opasd.report.figures import Figure, Series
-from opasd.report.numbers import fixed
 from opasd.report.summary import summary_table
 from opasd.report.tables import Cell, Table
+from opasd.rounding import fixed
 
 AVERAGES = ("average", "avg", "mean")
 DIGITS = 2

@@ -1,0 +1,18 @@
+"""Decimals as people round them: half away from zero, so that one number reads the same in every table."""
+
+import math
+from decimal import ROUND_HALF_UP, Decimal
+
+MINUS = "−"
+
+
+def fixed(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
+    """`digits` decimals of the number as it is written: 29.035 is 29.04 (binary rounding would say 29.03)."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
+    rounded = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    text = f"{abs(rounded):,f}"
+    minus = MINUS if rounded < 0 else "+" if sign and rounded > 0 else ""
+    return minus + text
