@@ -480,6 +480,7 @@ def test_a_stop_in_the_first_validation_makes_no_step(tmp_path):
     trainer.train()
     assert trainer.stopped
     assert [row["step"] for row in rows(tmp_path / "cut")] == [0]
+    assert not (tmp_path / "cut" / "samples.jsonl").exists()
     make_trainer(tmp_path / "cut", **arguments).train(True)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
