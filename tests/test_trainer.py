@@ -12,20 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from opasd.config import ObjectiveConfig, PromptConfig
+from opasd.config import ObjectiveConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import opasd_loss
-from opasd.prompts import PromptBuilder
 from opasd.records import Records
-from opasd.rollout import Rollout
 from opasd.scoring import Scorer
-from opasd.trainer import _use_liger, checkpoints, microbatches
+from opasd.trainer import _use_liger, checkpoints
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -104,17 +100,6 @@ def test_how_rollouts_share_a_forward_changes_nothing(tmp_path):
     readings = [rows(tmp_path / f"{layout}{budget}")[0] for layout, budget in ways]
     for name in ("loss", "token/divergence", "attention/divergence", "attention/solution_mass", "grad_norm"):
         assert [reading[name] for reading in readings] == pytest.approx([readings[0][name]] * len(ways), rel=1e-4)
-
-
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30), budget=st.integers(1, 200), packed=st.booleans())
-def test_microbatches_hold_every_rollout_once_and_keep_to_the_budget(lengths, budget, packed):
-    pair = PromptBuilder(TOKENIZER, PromptConfig()).pair(PROBLEMS[0])
-    rollouts = [Rollout(pair, (5,) * length, str(number)) for number, length in enumerate(lengths)]
-    groups = microbatches(rollouts, budget, packed=packed)
-    assert sorted(r.id for group in groups for r in group) == sorted(r.id for r in rollouts)
-    for group in groups:
-        sizes = [len(rollout.teacher_ids) for rollout in group]
-        assert len(group) == 1 or (sum(sizes) if packed else len(sizes) * max(sizes)) <= budget
 
 
 def test_a_model_that_cannot_be_packed_is_told_of_or_refused(tmp_path, caplog):
@@ -605,7 +590,6 @@ def test_models_by_folder_and_problems_by_column(tmp_path):
 
     from opasd.config import OPASDConfig
     from opasd.trainer import OPASDTrainer
-    from tests.training import TOKENIZER
 
     make_model().save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
@@ -632,7 +616,6 @@ def test_mistakes_are_told(tmp_path, changes, message):
     from transformers import TrainingArguments
 
     from opasd.trainer import OPASDTrainer
-    from tests.training import TOKENIZER
 
     arguments = {"train_dataset": PROBLEMS, "processing_class": TOKENIZER} | changes
     liger = arguments.pop("use_liger_kernel", False)
@@ -763,7 +746,6 @@ def test_bad_rows_stop_or_are_skipped_as_asked(tmp_path):
 
     from opasd.errors import DataError
     from opasd.trainer import OPASDTrainer
-    from tests.training import TOKENIZER
 
     data = [{"problem": "What is 1 + 1?", "solution": "2"}, {"problem": "What is 2 + 2?", "solution": ""}]
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.analysis.leaks import leak_pattern
 from opasd.analysis.preference import tenths, top_share
+from opasd.batches import microbatches
 from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import THINK, opens_thinking, readable
@@ -36,7 +37,6 @@ from opasd.rollout.engine import Completion, FinishReason, RolloutEngine, derive
 from opasd.rollout.factory import computes_in_half, make_engine, serve_base
 from opasd.rollout.serving import ServingEngine
 from opasd.scoring import Scorer, choose_layout
-from opasd.trainer import microbatches
 from opasd.training import load_model, load_tokenizer, model_source, problems, training_arguments
 
 IN_TENTHS = ("log_ratio", "divergence", "attention_divergence")

@@ -123,8 +123,8 @@ class RunFolder:
             return
         if before != count:
             raise ConfigError(
-                f"{self.path} was begun with {before} processes, this is {count}: a step would have other problems; "
-                f"give --num-processes {before}, or launch as many"
+                f"{self.path} was begun with --num-processes {before}, this is {count}: a step would have other "
+                "problems; give that number, or launch as many"
             )
 
     @contextmanager

@@ -7,7 +7,6 @@ and packed into micro-batches of so many tokens. Everything else (optimizer, sch
 trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
 """
 
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +39,7 @@ from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd import lora
 from opasd.analysis.leaks import leak_pattern
+from opasd.batches import Share, microbatches
 from opasd.choices import BadRow
 from opasd.config import OPASDConfig
 from opasd.errors import ConfigError, NonFiniteError
@@ -179,21 +179,14 @@ class OPASDTrainer(Trainer):
         return [*empty, {"rollouts": judged, "num_rollouts": max(share, 1e-9)}], None
 
     def _without_repeated(self, batches: list[list[PromptPair]]) -> list[PromptPair]:
-        """The problems of this process's batches, without those that accelerate repeats at the end of an epoch, so
-        that all processes have as many: with one process there are none."""
+        """The window's problems of this process, each once in an epoch where accelerate deals batches as it does unless
+        told otherwise."""
         args, accelerator = self.args, self.accelerator
-        everyone, size, count = accelerator.num_processes, args.train_batch_size, self.num_problems
         otherwise = (accelerator.split_batches, accelerator.dispatch_batches, args.ignore_data_skip)
         if any(otherwise) or args.dataloader_drop_last:
             return [pair for batch in batches for pair in batch]
-        steps = math.ceil(math.ceil(count / size / everyone) / args.gradient_accumulation_steps)  # of an epoch
-        first = self.state.global_step % steps * args.gradient_accumulation_steps
-        return [
-            pair
-            for number, batch in enumerate(batches, first)
-            for place, pair in enumerate(batch, (number * everyone + accelerator.process_index) * size)
-            if place < count
-        ]
+        share = Share(accelerator.process_index, accelerator.num_processes, args.train_batch_size, self.num_problems)
+        return share.without_repeated(batches, self.state.global_step, args.gradient_accumulation_steps)
 
     def _roll_out(self, pairs: list[PromptPair]) -> tuple[list[Rollout], list[Completion]]:
         step, settings = self.state.global_step, self.config.rollout
@@ -450,12 +443,12 @@ class OPASDTrainer(Trainer):
             check_same(self.accounts, self.folder / "data.json")
             check_checkpoint(Path(resume_from_checkpoint), self._needed_to_resume())
             # Begun anew, a run also validates anew at its start.
-            self.args.eval_on_start = self._lacks_validation(int(Path(resume_from_checkpoint).name.rsplit("-", 1)[-1]))
+            self.args.eval_on_start = self._lacks_validation(_step_of(Path(resume_from_checkpoint)))
         self.accelerator.wait_for_everyone()  # all have seen what there is
         if began and self.is_world_process_zero():
             for records in (self.metrics_file, self.samples_file):
                 if resume_from_checkpoint:
-                    records.rewind(int(Path(resume_from_checkpoint).name.rsplit("-", 1)[-1]))
+                    records.rewind(_step_of(Path(resume_from_checkpoint)))
                 else:
                     records.set_aside()
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -471,7 +464,11 @@ class OPASDTrainer(Trainer):
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit()]
-    return sorted(found, key=lambda path: int(path.name.rsplit("-", 1)[-1]))
+    return sorted(found, key=_step_of)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[-1])
 
 
 class _StepCallback(TrainerCallback):
@@ -531,23 +528,6 @@ def _collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
 
 def _never_called(*_: Any, **__: Any) -> Tensor:
     raise AssertionError("compute_loss is overridden")
-
-
-def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[list[Rollout]]:
-    """Rollouts in groups whose teacher contexts, the longer ones, hold at most `budget` tokens with any padding.
-
-    Ordered by length, so that little is padded; one rollout that is over the budget is a group of its own."""
-    groups: list[list[Rollout]] = []
-    tokens = 0
-    for rollout in sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids)):
-        length = len(rollout.teacher_ids)
-        if groups and (tokens + length if packed else (len(groups[-1]) + 1) * length) <= budget:
-            groups[-1].append(rollout)
-            tokens += length
-        else:
-            groups.append([rollout])
-            tokens = length
-    return groups
 
 
 def _named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, RunSet]:

@@ -145,7 +145,7 @@ def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> 
     assert "continue with: opasd train --resume runs/x --num-processes 2\n" in errors
     for others in ([], ["--num-processes", "3"]):
         told = opasd.refuses(*resume, *others)
-        assert f"runs/x was begun with 2 processes, this is {len(others) + 1}: a step would have other problems" in told
+        assert f"begun with --num-processes 2, this is {len(others) + 1}: a step would have other problems" in told
     code, _, errors = opasd(*resume, "--num-processes", "2")
     assert code == 0, errors
     assert (opasd.folder / "runs" / "x" / "called-1").read_text() == "3 True true"
