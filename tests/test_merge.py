@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from opasd import training
+from opasd.cli import main
 from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.run import RunFolder
@@ -171,6 +172,16 @@ def test_a_full_disk_is_told_and_leaves_nothing_in_the_way(run, tmp_path, where,
     training.merge(run / "final", out)
     assert (out / "model.safetensors").exists()
     assert (out / "tokenizer.json").exists()
+    assert not list(out.glob(".*"))
+
+
+def test_what_a_killed_merge_left_is_cleared_away(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    (out / ".new-abc").mkdir(parents=True)
+    (out / ".new-abc" / "model.safetensors").write_bytes(b"half")
+    assert main(["merge", str(run / "final"), str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert (out / "model.safetensors").stat().st_size > 4
     assert not list(out.glob(".*"))
 
 

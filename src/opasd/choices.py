@@ -55,6 +55,20 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 NonFinite = Literal["stop", "skip"]
 """What to do with a step whose loss is NaN or infinite."""
 
+Schedule = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
+"""transformers' schedules of the learning rate that need nothing but the step."""
+
 
 def check_choice(name: str, value: object, words: Any) -> None:
     """Refuse a value that is not one of the words, a Literal."""

@@ -21,6 +21,7 @@ from opasd.choices import (
     NonFinite,
     Precision,
     Query,
+    Schedule,
     Support,
     TeacherUpdate,
 )
@@ -412,7 +413,7 @@ class TrainConfig(Section):
     """Problems drawn at a time on each process; memory is bounded by `tokens_per_microbatch`."""
     gradient_accumulation_steps: int = Field(default=64, gt=0)
     """Draws of an optimizer step; problems per step = batch size x accumulation x processes."""
-    lr_scheduler_type: str = "constant"
+    lr_scheduler_type: Schedule = "constant"
     """Schedule of the learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""

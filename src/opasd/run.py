@@ -38,6 +38,8 @@ PACKAGES = (
 )  # fmt: skip
 MAX_NAME = 200
 MAX_DIFF_BYTES = 1 << 20
+STAGED = ".new-"
+"""How the name of a folder begins that is being written, or was when its writer was killed."""
 _CONFIG, _ENVIRONMENT, _LOCK = "config.yaml", "environment.json", ".lock"
 _SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
 """The end of a flag whose value is nobody's business; objective.token.clip is no such flag."""
@@ -64,7 +66,7 @@ class RunFolder:
             parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(path):
                 raise _exists(path)
-            staged = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+            staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=parent))
             staged.chmod(0o777 & ~_umask())
             for file, text in files.items():
                 (staged / file).write_text(text, encoding="utf-8", errors="surrogateescape")

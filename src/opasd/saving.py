@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
 from opasd.errors import ConfigError, OpasdError
+from opasd.run import STAGED
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"os error {code})" for code in _FULL))
@@ -66,8 +68,10 @@ def told_if_full(path: Path, then: str = _RESUME) -> Iterator[None]:
 def written_whole(folder: Path) -> Iterator[Path]:
     """Where to write what is to be in `folder`: it comes there together, and not at all if the writing fails."""
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{STAGED}*"):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as staged:
+        with tempfile.TemporaryDirectory(prefix=STAGED, dir=folder) as staged:
             yield Path(staged)
             for path in Path(staged).iterdir():
                 path.replace(folder / path.name)

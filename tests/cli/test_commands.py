@@ -127,6 +127,7 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
         (["--train.max-steps", "many"], ["--train.max-steps", "many"]),
         (["--train.max-steps", "0"], ["train.max_steps: got 0; it must be greater than 0"]),
         (["--objective.token.clip", "pertoken"], ["--objective.token.clip", "per_token"]),
+        (["--train.lr-scheduler-type", "cosin"], ["--train.lr-scheduler-type", "cosine"]),
         (["--objective.token-weight", "0", "--objective.attention-weight", "0"], ["nothing to learn"]),
         (["--train.bf16", "--train.fp16"], ["train.bf16 and train.fp16 are both true"]),
         (["--prompts.reference", "Look it up."], ["prompts.reference must have {solution} once", "{answer}"]),
@@ -243,6 +244,15 @@ def test_env_tells_versions_devices_and_what_is_missing(opasd: CommandLine) -> N
     assert found["versions"]["transformers"]
     assert found["devices"][0]["kind"] == "cpu"
     assert all(found["versions"][name] is None for name in found["missing"])
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    blocked = "import sys; sys.modules['pydantic'] = None; from opasd.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", blocked, "env"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('error: the package "pydantic" is not installed; install it')
+    assert "Traceback" in subprocess.run([*command, "--debug"], capture_output=True, text=True, check=False).stderr
 
 
 def test_merge_writes_only_to_a_new_or_empty_folder(opasd: CommandLine) -> None:

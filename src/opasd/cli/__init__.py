@@ -36,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         code = _fail(str(error))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "opasd").split(".")[0]
+        if debug or missing == "opasd":
+            raise
+        code = _fail(f'the package "{missing}" is not installed; install it, or opasd again with all that it needs')
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
