@@ -3,8 +3,11 @@
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
+from opasd.chat import Edges, Encoded
 from opasd.config import PromptConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError, PromptError
@@ -110,3 +113,26 @@ def test_messages_that_a_template_trims(name: str) -> None:
     pair = built(name, **wording).pair(Problem("  What is 12 + 30?", "  42 \n "))
     question = [pair.student_ids[position] for position in pair.student_question]
     assert decode(load(name), question).strip() == "What is 12 + 30?"
+
+
+SPANS = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda ends: (min(ends), max(ends)))
+
+
+@given(offsets=st.lists(SPANS, max_size=9) | st.lists(SPANS, max_size=9).map(sorted), span=SPANS)
+def test_tokens_of_a_span_are_those_that_share_a_character_with_it(
+    offsets: list[tuple[int, int]], span: tuple[int, int]
+) -> None:
+    """Also where offsets are in no order, as a normaliser may leave them."""
+    stretched = [
+        (min(start, offsets[n - 1][1] if n else 0), max(end, offsets[n + 1][0] if n + 1 < len(offsets) else 12))
+        for n, (start, end) in enumerate(offsets)
+    ]
+    encoded = Encoded("x" * 12, (0,) * len(offsets), tuple(offsets), (0, 12), 0)
+    for found, places in ((encoded.tokens(span), offsets), (encoded.tokens_touching(span), stretched)):
+        hits = [n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0]]
+        assert found == (range(hits[0], hits[-1] + 1) if hits else range(0))
+
+
+def test_places_are_bisected_for_only_where_tokens_are_in_order() -> None:
+    assert Edges([0, 2, 4], [2, 4, 6]).overlapping((3, 5)) == range(1, 3)
+    assert Edges([4, 0, 2], [6, 2, 4]).overlapping((3, 5)) == range(3)

@@ -13,7 +13,7 @@ from opasd.choices import CutPolicy
 from opasd.config import PromptConfig
 from opasd.data import Problem
 from opasd.errors import PromptError
-from opasd.prompts import CUT_MARK, PromptBuilder
+from opasd.prompts import CUT_MARK, PromptBuilder, PromptPairs
 from tests.texts import IMITATIONS, plain_texts, texts
 from tests.tokenizers import ALL, decode, load, own_ids, small
 
@@ -285,3 +285,36 @@ def test_a_reference_may_begin_with_a_solution_that_begins_with_white_space(name
     plain = bare.pair(Problem("What is 12 + 30?", "1. 12 + 30 = 42."))
     assert pair.teacher_ids == plain.teacher_ids
     assert pair.student_question == plain.student_question
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_many_at_once_are_what_each_is_alone(name: str) -> None:
+    """More than are encoded together, with rows that are cut, neutralised, refused and there twice."""
+    odd = ["\ud800", " ", "x" * 3000, *IMITATIONS]
+    rows = [Problem(f"What is {n} + 30?", f"{n} + 30 = {n + 30}. " * (1 + n % 40), id=str(n)) for n in range(70)]
+    rows += [Problem(text, text, id=repr(text)) for text in odd] + rows[:2]
+    short = build(name).pair(rows[0])
+    limits = {"max_student_tokens": len(short.student_ids) + 60, "max_teacher_tokens": len(short.teacher_ids) + 60}
+    builder = built(name, **limits)
+    alone, refused = [], Counter[str]()
+    for row in rows:
+        try:
+            alone.append(builder.pair(row))
+        except PromptError as error:
+            refused[error.reason] += 1
+    pairs, report = builder.pairs(iter(rows), on_bad_row="skip")
+    assert list(pairs) == alone
+    assert report.skipped == refused
+    assert any(pair.solution_tokens_cut for pair in pairs)
+
+
+def test_pairs_that_are_kept_take_four_bytes_a_token() -> None:
+    made = [build("qwen3").pair(Problem(SUM.question, f"{n}: {SUM.solution} " * 50, id=str(n))) for n in range(5)]
+    kept = PromptPairs(made)
+    assert list(kept) == made
+    assert (len(kept), kept[-1], list(kept[1:3])) == (5, made[-1], made[1:3])
+    assert kept.problems == [pair.problem for pair in made]
+    with pytest.raises(IndexError):
+        kept[5]
+    size = sum(ids.itemsize * len(ids) for _, *both in kept._kept for ids in both)
+    assert size == 4 * sum(len(pair.student_ids) + len(pair.teacher_ids) for pair in made)

@@ -11,7 +11,9 @@ line if there is one, the message, a line break.
 """
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,10 @@ _SHORTEST_MARKER = 4
 _OUR_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "enable_thinking", "thinking"})
 
 
+Placed = tuple[str, Span, int]
+"""A context's text, with `Encoded.message` and `Encoded.origin`."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A rendered context: its text, its token ids, their character offsets and where the message's text stands."""
@@ -54,18 +60,34 @@ class Encoded:
 
     def tokens(self, span: Span) -> range:
         """Positions from the first to the last token with a character of `span` (in `text`)."""
-        return _overlapping(self.offsets, span)
+        return self._edges.overlapping(span)
 
     def tokens_touching(self, span: Span) -> range:
         """The same where a character that no token claims (trimmed or composed away) counts for both neighbours."""
-        return _overlapping(self._stretched, span)
+        starts, ends = self._edges.starts, self._edges.ends
+        stretched = list(map(min, starts, [0, *ends])), list(map(max, ends, [*starts[1:], len(self.text)]))
+        return Edges(*stretched).overlapping(span)
 
     @cached_property
-    def _stretched(self) -> tuple[Span, ...]:
-        previous_ends = (0, *(end for _, end in self.offsets))
-        next_starts = (*(start for start, _ in self.offsets[1:]), len(self.text))
-        bounds = zip(self.offsets, previous_ends, next_starts, strict=False)
-        return tuple((min(start, before), max(end, after)) for (start, end), before, after in bounds)
+    def _edges(self) -> "Edges":
+        return Edges([start for start, _ in self.offsets], [end for _, end in self.offsets])
+
+
+class Edges:
+    """Where tokens start and end in a text. Contexts are thousands of tokens long, so that places are bisected for."""
+
+    def __init__(self, starts: Sequence[int], ends: Sequence[int]) -> None:
+        self.starts, self.ends = starts, ends
+        self._in_order = all(edges == sorted(edges) for edges in (starts, ends))
+
+    def overlapping(self, span: Span) -> range:
+        """Positions from the first to the last token that has a character of `span`."""
+        if self._in_order:
+            first, after = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
+            return range(first, after) if first < after else range(0)
+        places = enumerate(zip(self.starts, self.ends, strict=True))
+        hits = [place for place, (start, end) in places if start < span[1] and end > span[0]]
+        return range(hits[0], hits[-1] + 1) if hits else range(0)
 
 
 class Chat:
@@ -98,20 +120,37 @@ class Chat:
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if token.content in self.control_strings
         }
+        self._unknown_id = tokenizer.unk_token_id
+        self._prepared: dict[tuple[str, bool], Encoded] = {}
 
     def encode(self, message: str, *, thinking: bool) -> Encoded:
         """The context in which the model answers `message`."""
+        found = self._prepared.pop((message, thinking), None)
+        return found or self._encoded([self._placed(message, thinking)])[0]
+
+    def prepare(self, messages: Sequence[tuple[str, bool]]) -> None:
+        """Encode messages, each with its thinking, all at once and on all cores; `encode` then finds them."""
+        placed: dict[tuple[str, bool], Placed] = {}
+        for message, thinking in messages:
+            with suppress(PromptError):  # which `encode` raises
+                placed[message, thinking] = self._placed(message, thinking)
+        self._prepared = dict(zip(placed, self._encoded(list(placed.values())), strict=True))
+
+    def _placed(self, message: str, thinking: bool) -> Placed:
         before, after = self._frames[thinking]
         written, trimmed = self._written(message, thinking)
-        text = before + written + after
-        tokens = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return Encoded(
-            text=text,
-            ids=tuple(tokens["input_ids"]),
-            offsets=tuple((start, end) for start, end in tokens["offset_mapping"]),
-            message=(len(before), len(before) + len(written)),
-            origin=len(before) - trimmed,
-        )
+        return before + written + after, (len(before), len(before) + len(written)), len(before) - trimmed
+
+    def _encoded(self, placed: Sequence[Placed]) -> list[Encoded]:
+        texts = [text for text, _, _ in placed]
+        if not texts:
+            return []
+        tokens = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        found = zip(placed, tokens["input_ids"], tokens["offset_mapping"], strict=True)
+        return [
+            Encoded(text, tuple(ids), tuple(offsets), message, origin)
+            for (text, message, origin), ids, offsets in found
+        ]
 
     @cached_property
     def control_strings(self) -> frozenset[str]:
@@ -140,13 +179,16 @@ class Chat:
 
     def find_control_token(self, encoded: Encoded, span: Span) -> str | None:
         """The first control token made from text of `span` (in the context), if there is one."""
-        for position in encoded.tokens(span):
-            content = self._control_ids.get(encoded.ids[position])
+        tokens = encoded.tokens(span)
+        for position, token_id in enumerate(encoded.ids[tokens.start : tokens.stop], tokens.start):
+            if token_id not in self._control_ids:
+                continue
+            content = self._control_ids[token_id]
             start, end = encoded.offsets[position]
             # A control token of the frame may swallow the white space around the message.
             text = encoded.text[max(start, span[0]) : min(end, span[1])].strip()
-            is_unknown = encoded.ids[position] == self._tokenizer.unk_token_id and text != content
-            if content is not None and text and not is_unknown:
+            is_unknown = token_id == self._unknown_id and text != content
+            if text and not is_unknown:
                 return content
         return None
 
@@ -217,8 +259,3 @@ class Chat:
                 "template",
             )
         return written, message.index(written)
-
-
-def _overlapping(offsets: tuple[Span, ...], span: Span) -> range:
-    hits = [position for position, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
-    return range(hits[0], hits[-1] + 1) if hits else range(0)

@@ -8,10 +8,13 @@ The problem, the instruction and the generation prompt are never cut. A solution
 policy, with `CUT_MARK` where text was removed.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, overload
 
 from opasd.chat import THINK_TAGS, Chat, Encoded
 from opasd.choices import BadRow, CutPolicy, Role
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 CUT_MARK = "[...]"
 _EXAMPLES = 5
+_AT_ONCE = 64
+"""Problems whose contexts are encoded together."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,42 @@ class PromptPair:
     """Whether the problem or its solution imitated the chat template and was made plain text."""
     solution_tokens_cut: int = 0
     """How many of the solution's tokens did not fit."""
+
+
+class PromptPairs(Sequence[PromptPair]):
+    """Pairs whose token ids take four bytes each until they are asked for: a data set has a hundred million."""
+
+    def __init__(self, pairs: Iterable[PromptPair] = ()) -> None:
+        self._kept = [self._packed(pair) for pair in pairs]
+
+    def append(self, pair: PromptPair) -> None:
+        """Add a pair."""
+        self._kept.append(self._packed(pair))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptPair: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PromptPairs": ...
+    def __getitem__(self, index: int | slice) -> "PromptPair | PromptPairs":
+        if isinstance(index, slice):
+            some = PromptPairs()
+            some._kept = self._kept[index]
+            return some
+        pair, student, teacher = self._kept[index]
+        return replace(pair, student_ids=tuple(student), teacher_ids=tuple(teacher))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems alone."""
+        return [pair.problem for pair, _, _ in self._kept]
+
+    @staticmethod
+    def _packed(pair: PromptPair) -> tuple[PromptPair, "array[int]", "array[int]"]:
+        empty = replace(pair, student_ids=(), teacher_ids=())
+        return empty, array("i", pair.student_ids), array("i", pair.teacher_ids)
 
 
 @dataclass
@@ -98,8 +139,7 @@ class PromptBuilder:
 
     def pair(self, problem: Problem) -> PromptPair:
         """The two contexts of `problem`, or `PromptError` or `AlignmentError` when it cannot be used."""
-        question, original = self._plain(problem.question, problem), self._shown(problem)
-        shown = {name: self._plain(text, problem) for name, text in original.items()}
+        question, original, shown = self._texts(problem)
         student, student_message = self._encode_student(question, problem, thinking=self.config.student_thinking)
         if len(student.ids) > self.config.max_student_tokens:
             raise PromptError(
@@ -122,22 +162,38 @@ class PromptBuilder:
         _check_question(pair, (student, teacher), spans)
         return pair
 
-    def pairs(
-        self, problems: Iterable[Problem], *, on_bad_row: BadRow = "stop"
-    ) -> tuple[list[PromptPair], PromptReport]:
+    def pairs(self, problems: Iterable[Problem], *, on_bad_row: BadRow = "stop") -> tuple[PromptPairs, PromptReport]:
         """The pairs of all usable problems, in order, and a count of what happened to the rows."""
-        pairs, report = [], PromptReport()
-        for problem in problems:
-            try:
-                pair = self.pair(problem)
-            except (PromptError, AlignmentError) as error:
-                if on_bad_row == "stop":
-                    raise
-                report.skip(problem, error.reason if isinstance(error, PromptError) else "alignment")
-            else:
-                report.keep(pair)
-                pairs.append(pair)
+        pairs, report = PromptPairs(), PromptReport()
+        waiting = iter(problems)
+        while some := list(islice(waiting, _AT_ONCE)):
+            self._prepare(some)
+            for problem in some:
+                try:
+                    pair = self.pair(problem)
+                except (PromptError, AlignmentError) as error:
+                    if on_bad_row == "stop":
+                        raise
+                    report.skip(problem, error.reason if isinstance(error, PromptError) else "alignment")
+                else:
+                    report.keep(pair)
+                    pairs.append(pair)
         return pairs, report
+
+    def _prepare(self, problems: Iterable[Problem]) -> None:
+        """Have the contexts of several problems encoded at once; `pair` then finds them."""
+        messages: list[tuple[str, bool]] = []
+        for problem in problems:
+            with suppress(PromptError):  # which `pair` raises
+                question, _, shown = self._texts(problem)
+                messages.append((self._student_message(question).text, self.config.student_thinking))
+                messages.append((self._teacher_message(question, shown).text, self.config.teacher_thinking))
+        self._chat.prepare(messages)
+
+    def _texts(self, problem: Problem) -> tuple[str, dict[str, str], dict[str, str]]:
+        """The question as it is asked, and what the reference shows as it is on record and as it is shown."""
+        question, original = self._plain(problem.question, problem), self._shown(problem)
+        return question, original, {name: self._plain(text, problem) for name, text in original.items()}
 
     def _shown(self, problem: Problem) -> dict[str, str]:
         """What the reference shows of the problem.
@@ -219,22 +275,28 @@ class PromptBuilder:
         return encoded
 
     def _encode_student(self, question: str, problem: Problem, *, thinking: bool) -> tuple[Encoded, Message]:
-        message = self._student.fill({"question": question, "instruction": self.config.instruction})
+        message = self._student_message(question)
         encoded = self._encode("student", message, ["question"], problem, thinking)
         if not encoded.tokens(encoded.span(message.spans["question"])):
             raise PromptError(f"{_name(problem)}: the question leaves no token; repair or skip the row", "text")
         return encoded, message
 
     def _encode_teacher(self, question: str, shown: Mapping[str, str], problem: Problem) -> tuple[Encoded, Message]:
+        message = self._teacher_message(question, shown)
+        encoded = self._encode("teacher", message, ["question", *shown], problem, self.config.teacher_thinking)
+        return encoded, message
+
+    def _student_message(self, question: str) -> Message:
+        return self._student.fill({"question": question, "instruction": self.config.instruction})
+
+    def _teacher_message(self, question: str, shown: Mapping[str, str]) -> Message:
         reference = self._reference.fill(shown)
         message = self._teacher.fill(
             {"question": question, "reference": reference.text, "instruction": self.config.instruction}
         )
         start = message.spans["reference"][0]
         inner = {name: (start + first, start + last) for name, (first, last) in reference.spans.items()}
-        message = Message(message.text, {**message.spans, **inner})
-        encoded = self._encode("teacher", message, ["question", *inner], problem, self.config.teacher_thinking)
-        return encoded, message
+        return Message(message.text, {**message.spans, **inner})
 
     def _fit_teacher(self, question: str, shown: Mapping[str, str], problem: Problem) -> tuple[Encoded, Message, int]:
         """The teacher's context within its limit, and how many of the solution's tokens that cost."""

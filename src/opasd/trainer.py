@@ -49,7 +49,7 @@ from opasd.metrics import Window, validation_metrics
 from opasd.models import unwrap
 from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, check_same, digest, keep
 from opasd.progress import Progress
-from opasd.prompts import PromptBuilder, PromptPair
+from opasd.prompts import PromptBuilder, PromptPair, PromptPairs
 from opasd.records import Records
 from opasd.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
@@ -104,7 +104,7 @@ class OPASDTrainer(Trainer):
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
         self.num_problems = len(pairs)
-        self.accounts = {"data": Account(train.report, self.prompt_report, digest(pair.problem for pair in pairs))}
+        self.accounts = {"data": Account(train.report, self.prompt_report, digest(pairs.problems))}
         self.validation_sets: dict[str, RunSet] = {}
         for name, given in _named_sets(eval_dataset).items():
             self.validation_sets[name], self.accounts[f"validation_data.{name}"] = askable(
@@ -513,7 +513,7 @@ class _StepCallback(TrainerCallback):
 
 @dataclass
 class _Pairs(Dataset[PromptPair]):
-    pairs: list[PromptPair]
+    pairs: PromptPairs
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -164,6 +164,7 @@ def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture
 def test_a_server_that_gives_tokens_of_no_vocabulary(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     odd = [{"model": "base", "choices": [{"token_ids": [token], "finish_reason": "stop"}]} for token in (10**12, 5000)]
     with Process() as sound, Process() as mad:
+        sound.set(delay=0.3)  # or it has answered all before the other is asked
         mad.set(faults=odd * 50)
         servers = ["--server", sound.url, "--server", mad.url]
         assert evaluate("lab", "--engine", "vllm_server", *servers, "--problems", "6", "--output", "e") == 0
