@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import types
@@ -121,39 +120,47 @@ def test_packing_without_a_kernel_for_it_is_told(tmp_path, caplog):
 
 
 DISTRIBUTED = """
-import os, sys, torch
+import os, sys
 from pathlib import Path
-from tests.test_trainer import first_gradient
-from tests.training import PROBLEMS, make_trainer
-torch.set_num_threads(1)
-folder, processes = Path(sys.argv[1]), int(sys.argv[2])
-method = {"tokens_per_microbatch": 500}
-found, trainer = first_gradient(folder / "gradient", per_device_train_batch_size=2, method=method,
-                                gradient_accumulation_steps=4 // processes)
-short = make_trainer(folder / "short", max_steps=3, train_dataset=PROBLEMS[:5], per_device_train_batch_size=2,
-                     method=method, gradient_accumulation_steps=2 // processes)
-short.train()
-if trainer.is_world_process_zero():
-    weights = {name: weight for name, weight in short.model.named_parameters() if weight.requires_grad}
-    torch.save((found, weights), folder / "found.pt")
-trainer.accelerator.end_training()
+from tests.test_trainer import train_divided
+train_divided(Path(sys.argv[1]), int(sys.argv[2])).accelerator.end_training()
 sys.stderr.flush()
 os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
 """
 
 
+def train_divided(folder, processes):
+    """One of so many processes: a step's gradient, and a run of three steps."""
+    torch.set_num_threads(1)
+    method = {"tokens_per_microbatch": 500}
+    found, trainer = first_gradient(
+        folder / "gradient", per_device_train_batch_size=2, method=method, gradient_accumulation_steps=4 // processes
+    )
+    short = make_trainer(
+        folder / "short", max_steps=3, train_dataset=PROBLEMS[:5], per_device_train_batch_size=2, method=method,
+        gradient_accumulation_steps=2 // processes,
+    )  # fmt: skip
+    short.train()
+    if trainer.is_world_process_zero():
+        weights = {name: weight for name, weight in short.model.named_parameters() if weight.requires_grad}
+        torch.save((found, weights), folder / "found.pt")
+    return trainer
+
+
 def test_two_processes_equal_one(tmp_path):
     """Also with five problems, four a step, where accelerate gives each process as many by repeating the first ones."""
-    for processes in (1, 2):
-        script = tmp_path / "script.py"
-        script.write_text(DISTRIBUTED)
-        launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-        launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-        run = subprocess.run(
-            [*launch, str(script), str(tmp_path / str(processes)), str(processes)],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr[-3000:]
+    script = tmp_path / "script.py"
+    script.write_text(DISTRIBUTED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script), str(tmp_path / "2"), "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(launch, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    threads = torch.get_num_threads()
+    try:
+        train_divided(tmp_path / "1", 1)
+    finally:
+        torch.set_num_threads(threads)
     for mine, theirs in zip(*(torch.load(tmp_path / name / "found.pt") for name in ("1", "2")), strict=True):
         for name, value in mine.items():
             torch.testing.assert_close(theirs[name.replace("module.", "")], value, atol=1e-6, rtol=1e-4)
@@ -241,7 +248,7 @@ def test_metrics_samples_and_validation(tmp_path):
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, traceback
 from pathlib import Path
 import torch
 from transformers import TrainerCallback
@@ -249,33 +256,38 @@ from tests.training import make_trainer
 torch.set_num_threads(1)
 
 class Kill(TrainerCallback):
+    def __init__(self, at):
+        self.at = at
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == int(sys.argv[2]):
+        if state.global_step == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-folder = Path(sys.argv[1])
-trainer = make_trainer(folder, method={"teacher": {"update": "ema", "ema_decay": 0.8}}, max_steps=20, save_steps=3,
-                       save_total_limit=2, lr_scheduler_type="cosine", per_device_train_batch_size=3)
-trainer.add_callback(Kill())
-trainer.train((folder / "metrics.jsonl").exists() or None)
-trainer.save_model(str(folder / "final"))
+def run(folder, kill_at):
+    trainer = make_trainer(folder, method={"teacher": {"update": "ema", "ema_decay": 0.8}}, max_steps=20, save_steps=3,
+                           save_total_limit=2, lr_scheduler_type="cosine", per_device_train_batch_size=3)
+    trainer.add_callback(Kill(kill_at))
+    trainer.train((folder / "metrics.jsonl").exists() or None)
+    trainer.save_model(str(folder / "final"))
+
+for name, kill_at in (("whole", -1), ("killed", 1), ("killed", 3), ("killed", 8), ("killed", 13), ("killed", -1)):
+    if (child := os.fork()) == 0:  # a process of its own, that need not import everything again
+        code = 1
+        try:
+            run(Path(sys.argv[1]) / name, kill_at)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL before the first checkpoint, right after one, and in between; then weights and metrics are compared."""
-
-    def run(name, kill_at):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(kill_at)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-    whole = run("whole", -1)
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    for kill_at in (1, 3, 8, 13):
-        assert run("killed", kill_at).returncode == -signal.SIGKILL
-    last = run("killed", -1)
-    assert last.returncode == 0, last.stderr[-3000:]
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", *["-9"] * 4, "0"], done.stderr[-3000:]
     from safetensors.torch import load_file
 
     mine, theirs = (load_file(tmp_path / n / "final" / "adapter_model.safetensors") for n in ("whole", "killed"))

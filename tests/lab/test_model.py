@@ -130,7 +130,7 @@ def test_the_shipped_model_is_small_and_a_qwen3(model):
 
 
 def test_it_solves_a_part_alone_and_far_more_with_the_solution(model):
-    puzzles = make_puzzles("test", 200)
+    puzzles = make_puzzles("test", 100)
     sampling = replace(SHARP, max_tokens=128)
     alone = summarise(puzzles, sample(model, TOKENIZER, puzzles, "student", sampling))
     helped = summarise(puzzles[:40], sample(model, TOKENIZER, puzzles[:40], "privileged", sampling))
