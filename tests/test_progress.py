@@ -6,11 +6,12 @@ import pty
 import re
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from opasd.progress import Progress
+from opasd.progress import Progress, told
 
 ARGS = TrainingArguments(use_cpu=True, report_to=[])
 LOGS = {"loss": 0.12345, "grad_norm": 1.0, "rollout/length_mean": 812.4}
@@ -101,13 +102,16 @@ def test_only_the_first_process_speaks(monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_on_a_real_terminal(monkeypatch):
     ours, theirs = pty.openpty()
+    parts = []
     try:
-        with open(theirs, "w", encoding="utf-8", closefd=False) as stream:
+        with open(theirs, "w", encoding="utf-8") as stream:
             run(monkeypatch, stream, [(1, LOGS), (2, LOGS)])
-        text = os.read(ours, 65536).decode()
+        with suppress(OSError):  # how the end is told, once nobody writes any more
+            while part := os.read(ours, 65536):
+                parts.append(part)
     finally:
-        os.close(theirs)
         os.close(ours)
+    text = b"".join(parts).decode()
     assert text.count("\r\x1b[Kstep") == 2
     assert text.count("\n") == 1
 
@@ -117,3 +121,26 @@ def test_a_stream_that_cannot_write_greek(monkeypatch):
     raw = io.BytesIO()
     run(monkeypatch, io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace"), [(1, FULL)])
     assert b"\\u03c1 0.3000" in raw.getvalue()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["log", "terminal"])
+def test_what_takes_long_is_told_of(monkeypatch, stream):
+    seconds = {"now": 0.0}
+    monkeypatch.setattr(time, "monotonic", lambda: seconds["now"])
+    monkeypatch.setattr(sys, "stderr", stream)
+    taken = []
+    for item in told("rows", range(40)):
+        taken.append(item)
+        seconds["now"] += 0.5
+    assert taken == list(range(40))
+    text = stream.getvalue()
+    if stream.isatty():
+        shown = text.removesuffix("\r\x1b[K").split("\r")[1:]
+        assert (shown[0], len(shown)) == ("rows: 10 of 40", 30)
+    else:
+        assert text == "rows: 10 of 40\n"
+
+
+def test_what_is_quick_is_not(capsys):
+    assert list(told("rows", "abc")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""

@@ -1,11 +1,37 @@
-"""A line for every step: redrawn in place on a terminal, plain in a log."""
+"""A line for every step, and one for what takes long before the first: redrawn on a terminal, plain in a log."""
 
 import shutil
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+_PATIENCE_S = 5.0
+"""What takes no longer is not told of."""
+_IN_A_LOG_S = 15.0
+_ON_A_TERMINAL_S = 0.5
+
+T = TypeVar("T")
+
+
+def told(what: str, items: Sequence[T]) -> Iterator[T]:
+    """The items; once taking them has lasted a while, how many of them have been."""
+    terminal = sys.stderr.isatty()
+    due = time.monotonic() + _PATIENCE_S
+    drawn = False
+    for done, item in enumerate(items):
+        if time.monotonic() >= due:
+            due = time.monotonic() + (_ON_A_TERMINAL_S if terminal else _IN_A_LOG_S)
+            drawn = terminal
+            line = f"{what}: {done:,} of {len(items):,}"
+            sys.stderr.write(f"\r{line}" if terminal else f"{line}\n")
+            sys.stderr.flush()
+        yield item
+    if drawn:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 class Progress(TrainerCallback):

@@ -48,7 +48,7 @@ from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.metrics import Window, validation_metrics
 from opasd.models import unwrap
 from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, check_same, digest, keep
-from opasd.progress import Progress
+from opasd.progress import Progress, told
 from opasd.prompts import PromptBuilder, PromptPair, PromptPairs
 from opasd.records import Records
 from opasd.rollout import Rollout
@@ -100,7 +100,8 @@ class OPASDTrainer(Trainer):
         self.config = config or OPASDConfig()
         self.builder = PromptBuilder(processing_class, self.config.prompts)
         train = as_set(train_dataset, on_bad_row, solutions="solution" in self.config.prompts.reference_fields())
-        pairs, self.prompt_report = self.builder.pairs(train, on_bad_row=on_bad_row)
+        given = told("contexts made of problems", train.problems) if args.process_index == 0 else train
+        pairs, self.prompt_report = self.builder.pairs(given, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
         self.num_problems = len(pairs)
