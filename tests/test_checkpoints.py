@@ -3,10 +3,13 @@
 import json
 
 import pytest
+import torch
+from peft import IA3Config, LoraConfig, get_peft_model
 
 from opasd.checkpoints import TransformersBase
 from opasd.config import SamplingConfig
 from opasd.errors import ConfigError
+from opasd.training import load_model
 from tests.evaluation.lab import LAB, make_adapter
 
 SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=12)
@@ -28,6 +31,40 @@ def test_the_base_is_the_same_before_and_after_an_adapter(tmp_path):
     assert drawn[:2] == drawn[2:]
     assert drawn[0] != drawn[1] != alone
     engine.close()
+
+
+ODD = {
+    "pissa": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights="pissa"),
+    "head": LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False),
+    "embedding": LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False),
+    "ia3": IA3Config(target_modules=["k_proj", "v_proj"], feedforward_modules=[]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's of tied weights
+def test_adapters_of_any_kind_leave_nothing_behind(tmp_path):
+    """PiSSA changes the base, a saved module and IA3 leave layers in it."""
+    plain = make_adapter(tmp_path / "plain", 0)
+    prompts, seeds = [[3, 4, 5], [6, 7]], [1, 2]
+    engine = TransformersBase(LAB, max_batch=8).engine(100, [])
+
+    def drawn(path):
+        engine.use_adapter(path)
+        return engine.generate(prompts, SAMPLING, seeds)
+
+    alone, adapted = drawn(None), drawn(plain)
+    for name, config in ODD.items():
+        model = get_peft_model(load_model(LAB), config)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in (p for p in model.parameters() if p.requires_grad):
+                parameter.add_(0.2 * torch.randn(parameter.shape))
+        model.save_pretrained(str(tmp_path / name))
+        first = drawn(tmp_path / name)
+        assert first not in (alone, adapted), name
+        assert drawn(plain) == adapted, name
+        assert drawn(tmp_path / name) == first, name
+        assert drawn(None) == alone, name
 
 
 def test_an_adapter_that_does_not_fit_is_told(tmp_path):

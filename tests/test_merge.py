@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from opasd import training
@@ -173,6 +174,21 @@ def test_a_full_disk_is_told_and_leaves_nothing_in_the_way(run, tmp_path, where,
     assert (out / "model.safetensors").exists()
     assert (out / "tokenizer.json").exists()
     assert not list(out.glob(".*"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's of tied weights
+def test_what_cannot_be_merged_is_refused(tmp_path):
+    """An adapter on an embedding that is the output head too: merged into one weight, it would change both."""
+    make_model().save_pretrained(tmp_path / "base")
+    TOKENIZER.save_pretrained(tmp_path / "base")
+    for name, target in (("plain", "v_proj"), ("tied", "embed_tokens")):
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", target], init_lora_weights=False))
+        adapted.save_pretrained(str(tmp_path / name))
+    training.merge(tmp_path / "plain", tmp_path / "whole")
+    with pytest.raises(ConfigError, match="tied cannot be merged: the whole model would compute something else"):
+        training.merge(tmp_path / "tied", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_killed_merge_left_is_cleared_away(run, tmp_path, capsys):

@@ -17,6 +17,8 @@ from opasd.cli._options import parse
 from opasd.cli.train import TrainOptions
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.evaluation.benchmarks import load, packaged
+from opasd.evaluation.profiles import profile
 from opasd.recipes import load_recipe
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_yaml, write_yaml
@@ -559,3 +561,31 @@ def test_the_chat_templates_variables_are_told_to_the_evaluation():
     llama = [name for name in told if "llama" in name and told[name]]
     assert llama
     assert all(told[name] == ["--template-option=date_string=26 Jul 2024"] for name in llama)
+
+
+@pytest.mark.parametrize("damage", [{}, {"targets": 5}, {"benchmarks": {}}, {"targets": {"a": {}, "b": {}}}])
+def test_an_evaluation_of_a_run_by_hand_counts_if_it_is_what_the_sweep_would_ask(
+    tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    asked = {"benchmarks": ("lab",), "problems": 3}
+    (run,) = load_sweep(["lab"], Changes({}, asked)).runs
+    made(tmp_path, run, {"lab": [1]})
+    shutil.rmtree(tmp_path / "state")
+    place = Place(run, tmp_path)
+    assert place.next() == "evaluate"  # nothing says how it was asked
+    place.check()
+    targets = {"lab": {"model": "lab", "dtype": "auto", "adapter": "x", "run": f"/elsewhere/{run.name}"}}
+    benchmarks = {"lab": load(packaged()["lab"], None, 3).describe()}
+    settings = {"profile": profile("lab", {}).model_dump(mode="json"), "engine": "transformers", "group": 128}
+    file = place.evaluation / "settings.json"
+    file.write_text(json.dumps(settings | {"targets": targets, "benchmarks": benchmarks} | damage))
+    if damage:
+        assert place.next() == "evaluate"
+        with pytest.raises(ConfigError, match="was made with other settings"):
+            place.check()
+    else:
+        assert place.next() is None
+        place.check()
+        (other,) = load_sweep(["lab"], Changes({}, asked | {"problems": 4})).runs
+        with pytest.raises(ConfigError, match=r"was made with other settings \(problems\)"):
+            Place(other, tmp_path).check()

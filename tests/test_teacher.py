@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from opasd.config import TeacherConfig
@@ -14,6 +14,7 @@ from tests.models import add_lora, make_model
 
 IDS = torch.tensor([[5, 9, 33, 2, 71]])
 UPDATES = ("frozen", "ema", "snapshot", "live")
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 
 
 def make(adaptation: str = "full", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -53,7 +54,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_frozen_with_adapters_is_the_base_bit_for_bit_and_holds_no_copy():
     base = make_model("qwen3")
     expected = logits(base)
-    model = add_lora(base)
+    model = get_peft_model(base, LORA)
     teacher = Teacher(model, TeacherConfig(update="frozen"))
     assert teacher.state_dict() == {}
     for _ in range(3):
@@ -74,6 +75,64 @@ def test_frozen_without_adapters_is_the_initial_model():
         with teacher.judging():
             assert torch.equal(logits(model), expected)
         assert not torch.equal(logits(model), expected)
+
+
+def trained_before(model: nn.Module) -> nn.Module:
+    return add_lora(model)
+
+
+def beside_a_trained_one(model: nn.Module) -> nn.Module:
+    """A new adapter on top of one that stays as it is."""
+    both = add_lora(model)
+    both.add_adapter("new", LORA)
+    both.base_model.set_adapter(["default", "new"])
+    for name, parameter in both.named_parameters():
+        parameter.requires_grad_(".new." in name)
+    return both
+
+
+def with_saved_head(model: nn.Module) -> nn.Module:
+    saved = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    with torch.no_grad():
+        saved.lm_head.modules_to_save["default"].weight.mul_(1.5)
+    return saved
+
+
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        trained_before,
+        beside_a_trained_one,
+        with_saved_head,
+        lambda model: get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")),
+        lambda model: get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="olora")),
+        lambda model: get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)),
+        lambda model: get_peft_model(model, IA3Config(target_modules=["k_proj"], feedforward_modules=[])),
+    ],
+    ids=["trained", "stacked", "saved head", "pissa", "olora", "random", "ia3"],
+)
+def test_frozen_is_the_initial_model_whatever_its_adapters_begin_with(adapted):
+    model = adapted(make_model("qwen3")).eval()
+    expected, before = logits(model), {name: p.requires_grad for name, p in model.named_parameters()}
+    teacher = Teacher(model, TeacherConfig(update="frozen"))
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    for _ in range(2):
+        move(model)
+        with teacher.judging():
+            torch.testing.assert_close(logits(model), expected)
+        assert not torch.allclose(logits(model), expected)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_what_is_not_trained_stays_so(update):
+    """As in LoRA-FA; PEFT marks every weight of an adapter when it has been off."""
+    model = get_peft_model(make_model("qwen3"), LORA)
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name or "layers.0." in name:
+            parameter.requires_grad_(False)
+    names = set(trained(model))
+    Teacher(model, TeacherConfig(update=update))
+    assert set(trained(model)) == names
 
 
 @pytest.mark.parametrize("options", [{"bias": "lora_only"}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}], ids=str)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, TrainerCallback
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, EarlyStoppingCallback, TrainerCallback
 
-from opasd.config import ObjectiveConfig
+from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import opasd_loss
 from opasd.records import Records
 from opasd.scoring import Scorer
-from opasd.trainer import _use_liger, checkpoints
+from opasd.trainer import OPASDTrainer, _use_liger, checkpoints
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -737,7 +737,7 @@ def test_evaluating_first_does_not_count_as_a_run(tmp_path):
     trainer = make_trainer(tmp_path, method=method, max_steps=1)
     found = trainer.evaluate({"mine": PROBLEMS[:2]})
     names = ("avg@1", "stderr", "length_mean", "truncated", "markers_per_1000", "leaks")
-    assert set(found) == {f"validation/mine/{name}" for name in names}
+    assert set(found) == {f"{start}validation/mine/{name}" for name in names for start in ("", "eval_")}
     trainer.train()
     assert trainer.state.global_step == 1
 
@@ -765,3 +765,53 @@ def test_bad_rows_stop_or_are_skipped_as_asked(tmp_path):
         OPASDTrainer(make_model(), arguments, train_dataset=data, processing_class=TOKENIZER)
     trainer = OPASDTrainer(make_model(), arguments, train_dataset=data, processing_class=TOKENIZER, on_bad_row="skip")
     assert len(trainer.train_dataset) == 1
+
+
+def test_the_best_checkpoint_by_validation(tmp_path):
+    """Trainer's own choice, and a callback that stops where nothing gets better."""
+    method = {"validation": {"every": 1, "samples": 1, "sampling": {"max_new_tokens": 3}}}
+    trainer = make_trainer(
+        tmp_path, method=method, eval_dataset={"mine": PROBLEMS[:2]}, max_steps=6, save_steps=1,
+        metric_for_best_model="validation/mine/length_mean", greater_is_better=False,
+    )  # fmt: skip
+    trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+    trainer.train()
+    assert trainer.state.best_metric == 3
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
+    assert trainer.state.global_step == 3
+    assert not any("eval_" in name for row in Records(tmp_path / "metrics.jsonl") for name in row)
+
+
+def test_the_callers_arguments_stay_as_they_are(tmp_path):
+    arguments = make_trainer(tmp_path / "a").args
+    before = arguments.to_dict()
+    config = OPASDConfig.model_validate({**METHOD, "validation": {"every": 2}})
+    trainer = OPASDTrainer(make_model(), arguments, config, PROBLEMS, PROBLEMS[:1], processing_class=TOKENIZER)
+    assert trainer.args.eval_steps == 2
+    assert arguments.to_dict() == before
+
+
+@pytest.mark.parametrize("asked", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps", "eval_steps": 3}])
+def test_another_schedule_of_validation_is_refused(tmp_path, asked):
+    with pytest.raises(ConfigError, match="a run is validated as validation.every says"):
+        make_trainer(tmp_path, eval_dataset=PROBLEMS[:1], **asked)
+
+
+def test_a_second_adapter_does_not_take_the_firsts_place(tmp_path):
+    adapted = get_peft_model(make_model(), LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ConfigError, match="has an adapter already; leave peft_config out"):
+        make_trainer(tmp_path, model=adapted, lora=True)
+
+
+def test_a_model_with_nothing_to_train(tmp_path):
+    model = make_model()
+    model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no weight of the model requires a gradient"):
+        make_trainer(tmp_path, model=model, lora=False)
+
+
+def test_a_tokenizer_that_is_not_the_models(tmp_path):
+    model = make_model()
+    model.resize_token_embeddings(20)
+    with pytest.raises(ConfigError, match=r"the tokenizer makes the token \d+, but the model has embeddings for 20"):
+        make_trainer(tmp_path, model=model)

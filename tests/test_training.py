@@ -179,6 +179,14 @@ def test_a_bad_validation_question_is_met_before_the_first_step(place, tmp_path,
         run(tmp_path / "none", on_bad_row="skip", rows=":1")
 
 
+def test_a_validation_set_that_cannot_be_read_is_named(place, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"question": "1 + 1?"}\n')
+    config = make_config(place, validation_data={"mine": {"source": str(tmp_path / "bad.jsonl")}})
+    with pytest.raises(DataError, match=r"^validation_data.mine: .*--validation-data.mine null") as caught:
+        training.train(config, tmp_path / "run")
+    assert not re.search(r"(?<!validation_)data\.(source|columns|on_bad_row)", str(caught.value))
+
+
 def test_rows_left_out_are_told_and_kept_with_the_run(place, tmp_path, capsys):
     good = (place / "sums.jsonl").read_text()
     (tmp_path / "some.jsonl").write_text("{broken\n" * 30 + good + good)

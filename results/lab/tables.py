@@ -1,4 +1,4 @@
-"""The tables of docs/experiments.md, experiments 3 to 5 of the embedded model, from the records beside this file.
+"""The tables of docs/experiments.md, experiments 3 to 7 of the embedded model, from the records beside this file.
 
     python results/lab/tables.py
 
@@ -94,7 +94,7 @@ def main() -> None:
         cells = [weight, interval(found), interval(found - plain, signed=True), trend([name], "attention/divergence")]
         print("| " + " | ".join(cells) + " |")
     print()
-    for folder in ("why", "support", "combined", "answer", "answer-weights"):
+    for folder in ("why", "support", "combined", "answer", "answer-weights", "moving"):
         for path in sorted((HERE / folder).glob("*.evaluation")):
             found, length = answers(f"{folder}/{path.stem}")
             name = f"{folder}/{path.stem}"
@@ -102,7 +102,12 @@ def main() -> None:
             beside = [right[method, seed][0] for method in ("opasd", "opsd-per-token")]
             cells = [name, interval(found), *(interval(found - one, signed=True) for one in beside)]
             cells += [f"{length.mean():.1f}", f"{markers(name):.2f}", trend([name], "attention/divergence")]
+            cells += [trend([name], metric) for metric in ("token/divergence", "rollout/length_mean")]
             print("| " + " | ".join(cells) + " |")
+    for name, still in (("opsd", "opsd-per-token"), ("opasd", "opasd")):
+        runs = [answers(f"moving/{name}-ema-0.9-seed-{seed}")[0] for seed in SEEDS]
+        gap = np.mean([mine - right[still, seed][0] for mine, seed in zip(runs, SEEDS, strict=True)], 0)
+        print(f"moving average 0.9, {name} {over([100 * run.mean() for run in runs])}, - frozen {interval(gap, True)}")
     print()
     beside = {"opasd": "opasd", "opsd": "opsd-per-token", "attention": "attention"}
     runs = {name: [answers(f"answer/{name}-seed-{seed}")[0] for seed in SEEDS] for name in beside}

@@ -41,26 +41,42 @@ class TransformersBase:
 
     def __init__(self, model: ModelConfig, max_batch: int) -> None:
         self.tokenizer = load_tokenizer(model)
-        self._model = load_model(model)
-        torch.nn.Module.to(self._model, "cuda" if torch.cuda.is_available() else "cpu")
-        self._max_batch = max_batch
+        self._config, self._max_batch = model, max_batch
+        self._model = self._loaded()
         self.context = context(self._model.config)
 
     def engine(self, longest: int, adapters: Sequence[Path]) -> AdapterEngine:
-        return SwappingEngine(self._model, stop_ids(self._model, self.tokenizer), self._max_batch)
+        return SwappingEngine(self, stop_ids(self._model, self.tokenizer), self._max_batch)
+
+    def model(self, *, anew: bool = False) -> PreTrainedModel:
+        """The base; `anew` as it is on disk, when an adapter may have changed it."""
+        if anew:
+            del self._model  # before there are two
+            self._model = self._loaded()
+        return self._model
+
+    def _loaded(self) -> PreTrainedModel:
+        model = load_model(self._config)
+        torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+        return model
 
 
 class SwappingEngine:
     """A transformers engine whose model gets one adapter after another."""
 
-    def __init__(self, model: PreTrainedModel, stop: frozenset[int], max_batch: int) -> None:
-        self._model: PreTrainedModel | PeftModel = model
-        self._stop, self._max_batch = stop, max_batch
-        self._alone = True
+    def __init__(self, base: TransformersBase, stop: frozenset[int], max_batch: int) -> None:
+        self._base, self._stop, self._max_batch = base, stop, max_batch
+        self._model: PreTrainedModel | PeftModel = base.model()
+        self._alone = self._untouched = True
         self.use_adapter(None)
 
     def use_adapter(self, path: Path | None) -> None:
         self._alone = path is None
+        untouched = path is None or _leaves_no_trace(path)
+        if isinstance(self._model, PeftModel) and not (self._untouched and untouched):
+            del self._model, self._engine
+            self._model = self._base.model(anew=True)
+        self._untouched = untouched
         if path is not None:
             self._put_on(path)
         # What an engine has found out about a model need not hold with another adapter.
@@ -98,6 +114,21 @@ class SwappingEngine:
             torch.cuda.empty_cache()
 
 
+def _leaves_no_trace(path: Path) -> bool:
+    """Whether another adapter may follow this one on the same base: LoRA alone, begun without the base's weights."""
+    try:
+        found = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    begun = found.get("init_lora_weights", True)
+    return (
+        found.get("peft_type") == "LORA"
+        and (isinstance(begun, bool) or begun == "gaussian")
+        and found.get("bias", "none") == "none"
+        and not any(found.get(key) for key in ("modules_to_save", "trainable_token_indices", "layer_replication"))
+    )
+
+
 def _check_weights(model: PeftModel, path: Path) -> None:
     """Refuse an adapter of which a part has no place, or whose place got no part."""
     file = path / "adapter_model.safetensors"
@@ -106,7 +137,8 @@ def _check_weights(model: PeftModel, path: Path) -> None:
     with safe_open(file, "pt") as weights:
         there = set(weights.keys())
     wanted = set(get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False))
-    if odd := sorted(there ^ wanted):
+    # PEFT keeps the base's embeddings too where they have an adapter.
+    if odd := sorted(name for name in there ^ wanted if ".base_layer." not in name):
         raise ValueError(f"{odd[0]} is {'left over' if odd[0] in there else 'missing'}")
 
 

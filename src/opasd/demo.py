@@ -31,7 +31,7 @@ from opasd.report.folders import Run, Sample, read_run
 from opasd.report.write import make
 from opasd.report.write import write as write_report
 from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.rounding import fixed
+from opasd.rounding import fixed, per_cent
 from opasd.run import RunFolder
 from opasd.training import load_model, load_tokenizer, train
 
@@ -61,7 +61,7 @@ class Scored:
             _points(accuracy),
             gain,
             fixed(statistics.fmean(lengths), 1),
-            f"{fixed(100 * truncated, 1)} %",
+            f"{fixed(per_cent(truncated), 1)} %",
             fixed(1000 * markers / max(sum(lengths), 1), 2),
         )
 
@@ -171,7 +171,7 @@ def _batch(config: RunConfig) -> int:
 
 def _points(value: Estimate, *, sign: bool = False) -> str:
     """Percentage points: mean [low, high]."""
-    mean, low, high = (fixed(100 * part, 1, sign=sign) for part in value)
+    mean, low, high = (fixed(per_cent(part), 1, sign=sign) for part in value)
     return f"{mean} [{low}, {high}]"
 
 

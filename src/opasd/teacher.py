@@ -1,6 +1,6 @@
 """Whose weights judge: a context in which the student's model is the teacher, at the price of no second model.
 
-    frozen      θ₀: with adapters, the base with them off; else a copy of the initial trained weights
+    frozen      θ₀: the base with its adapters off, where those begin as nothing; else a copy of what is trained
     ema         θ ← decay·θ + (1 − decay)·student after every step
     snapshot    θ ← student every so many steps
     live        the student itself
@@ -15,6 +15,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from opasd.config import TeacherConfig
@@ -30,6 +33,8 @@ class Teacher:
         self.config = config
         self._modules = list(model.modules())
         self._switch = AdapterSwitch(model)
+        self._adapters_off = config.update == "frozen" and isinstance(model, PeftModel) and add_nothing(model)
+        """Whether the teacher is the model without its adapters."""
         self._copied: dict[str, nn.Parameter] = {}
         """The student's parameters of which the teacher has values of its own."""
         if config.update != "live":
@@ -89,14 +94,10 @@ class Teacher:
         wide = torch.promote_types(parameter.dtype, torch.float32)
         return wide if self.config.update == "ema" else parameter.dtype
 
-    @property
-    def _adapters_off(self) -> bool:
-        """Whether the teacher is the model without its adapters."""
-        return self.config.update == "frozen" and isinstance(self.model, PeftModel)
-
     @contextmanager
     def _frozen_adapters(self) -> Iterator[None]:
         """While entered, only what stays on without the adapters is marked as trained."""
+        trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
         with ExitStack() as stack:
             if self._adapters_off:
                 assert isinstance(self.model, PeftModel)
@@ -105,3 +106,26 @@ class Teacher:
                 warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")
                 stack.enter_context(self.model.disable_adapter())
             yield
+        for name, parameter in self.model.named_parameters():  # PEFT marks all of the adapters when it is left
+            parameter.requires_grad_(trained[name])
+
+
+def add_nothing(model: nn.Module) -> bool:
+    """Whether the model computes the same with its adapters as without them, as far as their kind tells.
+
+    Not so: adapters that were trained before, and those that begin with a part of the base's weights (PiSSA, OLoRA).
+    """
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            original = module.original_module.state_dict()
+            for name in module.active_adapters:
+                mine = module.modules_to_save[name].state_dict() if name in module.modules_to_save else original
+                if any(not torch.equal(mine[key], original[key]) for key in original):
+                    return False
+        elif isinstance(module, LoraLayer):
+            ups = [*(up.weight for up in module.lora_B.values()), *module.lora_embedding_B.values()]
+            if any(bool(up.any()) for up in ups):
+                return False
+        elif isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            return False
+    return True

@@ -7,6 +7,7 @@ and packed into micro-batches of so many tokens. Everything else (optimizer, sch
 trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at every step, and to any `report_to`.
 """
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -90,20 +91,29 @@ class OPASDTrainer(Trainer):
             model = AutoModelForCausalLM.from_pretrained(str(model))
         if processing_class is None:
             raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
+        if peft_config is not None and isinstance(model, PeftModel):
+            raise ConfigError("the model has an adapter already; leave peft_config out, or merge it (merge_and_unload)")
         if peft_config is not None:
             model = get_peft_model(unwrap(model), peft_config)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError(
+                "nothing is to be trained: no weight of the model requires a gradient; give a peft_config, or load the "
+                "adapter with is_trainable=True"
+            )
         if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
             name = type(model.active_peft_config).__name__
             raise ConfigError(f"the adapter is a prompt ({name}), which a teacher cannot do without; use LoRA")
         lora.speed_up(model)
         _use_liger(model, args)
         self.config = config or OPASDConfig()
+        args = copy.copy(args)  # which the caller may use again
         self.builder = PromptBuilder(processing_class, self.config.prompts)
         train = as_set(train_dataset, on_bad_row, solutions="solution" in self.config.prompts.reference_fields())
         given = told("contexts made of problems", train.problems) if args.process_index == 0 else train
         pairs, self.prompt_report = self.builder.pairs(given, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
+        check_vocabulary(model, processing_class, pairs)
         self.num_problems = len(pairs)
         self.accounts = {"data": Account(train.report, self.prompt_report, digest(pairs.problems))}
         self.validation_sets: dict[str, RunSet] = {}
@@ -366,6 +376,7 @@ class OPASDTrainer(Trainer):
         if self.is_world_process_zero():
             self.metrics_file.append({"step": self.state.global_step, **metrics})
         super().log(dict(metrics))
+        metrics |= {f"eval_{name}": value for name, value in metrics.items()}  # how Trainer looks for the best one
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -551,6 +562,20 @@ def _told_as(setting: str, value: Any, others: str) -> Iterator[None]:
         ) from error
 
 
+def check_vocabulary(model: nn.Module, tokenizer: PreTrainedTokenizerBase, pairs: PromptPairs) -> None:
+    """Refuse contexts with tokens that the model has no embedding for."""
+    embedding = unwrap(model).get_input_embeddings()
+    rows = getattr(embedding, "num_embeddings", None)
+    if rows is None or len(tokenizer) <= rows:
+        return
+    largest = max(max(*pair.student_ids, *pair.teacher_ids) for pair in pairs)
+    if largest >= rows:
+        raise ConfigError(
+            f"the tokenizer makes the token {largest}, but the model has embeddings for {rows}; give the model's own "
+            "tokenizer, or resize the embeddings"
+        )
+
+
 def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
     """Fused norms, rotary embeddings and activations, where they are asked for. The losses are ours."""
     if not args.use_liger_kernel:
@@ -565,6 +590,11 @@ def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
 
 def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: bool) -> None:
     """Settings of Trainer that the method decides."""
+    every = config.validation.every
+    if args.eval_strategy != IntervalStrategy.NO and (
+        args.eval_strategy != IntervalStrategy.STEPS or args.eval_steps not in (None, args.logging_steps, every)
+    ):
+        raise ConfigError("eval_strategy and eval_steps: a run is validated as validation.every says; leave them out")
     args.remove_unused_columns = False
     args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
     args.disable_tqdm = True
@@ -573,8 +603,8 @@ def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: boo
         args.ddp_find_unused_parameters = False  # every trained weight is in the graph of every loss
     if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}
-    if has_validation and config.validation.every:
-        args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, config.validation.every
+    if has_validation and every:
+        args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, every
     args.eval_on_start = has_validation and config.validation.at_start
     if args.load_best_model_at_end:
         raise ConfigError("load_best_model_at_end is not supported; choose among the checkpoints by metrics.jsonl")

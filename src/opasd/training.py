@@ -1,6 +1,7 @@
 """A whole run from its configuration: load model and problems, train, write the result and its card."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,10 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from opasd.card import model_card
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.data import DataReport, load_problems
-from opasd.errors import ConfigError, NonFiniteError, OpasdError
+from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.evaluation.targets import base_of
 from opasd.lab.tasks import TASKS, Split, make_problems, own_split
+from opasd.models import unwrap
 from opasd.problem_sets import RunSet
 from opasd.records import Records
 from opasd.run import check_disk
@@ -48,7 +50,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     tokenizer = load_tokenizer(config.model)
     model = adapt(load_model(config.model), config.model, checkpointing=config.train.gradient_checkpointing)
     train_dataset = problems(config.data, "train")
-    eval_dataset = {name: problems(data, "validation") for name, data in config.validation_data.items()}
+    eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
     with _told_as_extra(config.train):
         trainer = OPASDTrainer(
             model=model,
@@ -122,13 +124,33 @@ def merge(adapter: Path, output: Path) -> None:
     with _told_clearly("adapter", ModelConfig(name_or_path=str(adapter))):
         has_tokenizer = (adapter / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(str(adapter), **trust) if has_tokenizer else load_tokenizer(config)
-        merged = PeftModel.from_pretrained(load_model(config), str(adapter)).merge_and_unload(safe_merge=True)
+        merged = _merged(PeftModel.from_pretrained(load_model(config), str(adapter)), adapter)
     try:
         with told_if_full(output, "merge again"), written_whole(output) as staged:
             merged.save_pretrained(str(staged))
             tokenizer.save_pretrained(str(staged))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot write {output}: {error}") from error
+
+
+@torch.no_grad()
+def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
+    """The whole model, which must compute what the adapter made of its base; PEFT may merge into a tied weight."""
+    ids = torch.arange(1, min(9, unwrap(model).config.get_text_config().vocab_size), device=model.device)[None]
+    model.eval()
+    with model.disable_adapter():
+        base = model(input_ids=ids).logits.double()
+    adapted = model(input_ids=ids).logits.double()
+    merged = model.merge_and_unload(safe_merge=True)
+    assert isinstance(merged, PreTrainedModel)
+    error = (merged(input_ids=ids).logits.double() - adapted).norm()
+    rounding = (1e-3 if merged.dtype.itemsize > 2 else 5e-2) * adapted.norm()
+    if error > max(rounding, (adapted - base).norm() / 2):
+        raise ConfigError(
+            f"the adapter in {adapter} cannot be merged: the whole model would compute something else (as with an "
+            "adapter on an embedding that is tied to the output head); use it as an adapter"
+        )
+    return merged
 
 
 def model_source(config: ModelConfig) -> str:
@@ -191,6 +213,16 @@ def problems(config: DataConfig, needed: Split) -> RunSet:
         return RunSet(found.problems, found.report, config.on_bad_row)
     made = make_problems(config.source, own_split(config, needed), config.sample, config.seed)
     return RunSet(tuple(made), DataReport(config.source, None, len(made), len(made)), config.on_bad_row)
+
+
+def _validation_set(name: str, config: DataConfig) -> RunSet:
+    try:
+        return problems(config, "validation")
+    except DataError as error:
+        told = re.sub(r"\bdata\.(?=source|on_bad_row|columns|split|subset)", f"validation_data.{name}.", str(error))
+        raise DataError(
+            f"validation_data.{name}: {told}. A run without this set: --validation-data.{name} null"
+        ) from error
 
 
 def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:

@@ -10,11 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opasd import cli
+from opasd.cli.evaluate import _template_option
 from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
 from opasd.run import RunFolder, hold
+from opasd.sweep.commands import _text
 from tests.evaluation.lab import make_adapter
 from tests.rollout.fake_server import Process
 
@@ -234,3 +238,32 @@ def test_template_options_are_part_of_the_settings(here: Path, capfd: pytest.Cap
     assert settings["template_options"] == {"greeting": "Ann, Bob", "number": 7, "loud": True}
     assert evaluate(*options) == evaluate(*options, *given[:2]) == 2
     assert "holds samples of other settings" in capfd.readouterr().err
+
+
+def test_benchmarks_may_be_given_one_by_one(here: Path) -> None:
+    for name in "xy":
+        (here / f"{name}.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    few = ["lab", "--samples", "1", "--max-new-tokens", "2", "--output", "e"]
+    assert evaluate(*few, "--benchmarks", "x.jsonl", "--benchmarks", "y.jsonl") == 0
+    assert list(json.loads((here / "e" / "settings.json").read_text())["benchmarks"]) == ["x", "y"]
+
+
+def test_differences_are_against_the_first_given_whatever_the_folder_has_had(here: Path) -> None:
+    config = load_recipe("lab").config().model_copy(update={"output_dir": "runs"})
+    RunFolder.create(config, "a")
+    make_adapter(here / "runs" / "a" / "final", 0)
+    few = ["--problems", "1", "--samples", "1", "--max-new-tokens", "2", "--output", "e"]
+    for targets, first in ((["lab"], "lab"), (["runs/a", "lab"], "a"), (["lab"], "lab")):
+        assert evaluate(*targets, *few) == 0
+        found = json.loads((here / "e" / "evaluation.json").read_text())
+        assert {one["against"] for one in found["differences"]} <= {first}
+        assert found["results"][0]["target"] == first
+
+
+ODD = st.sampled_from(["true", "7", "-7", '"7"', '"', "007"])
+
+
+@given(st.one_of(st.text(max_size=9), st.integers(-99, 99), st.booleans(), ODD))
+def test_a_sweep_tells_template_options_with_their_type(value: str | int | bool) -> None:
+    name, found = _template_option(f"s={_text(value)}")
+    assert (name, type(found), found) == ("s", type(value), value)

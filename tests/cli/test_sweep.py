@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -272,3 +273,27 @@ def test_killed_in_the_middle_and_continued_it_ends_in_a_table_and_a_report(
     assert cli.main(["report", str(folder)]) == 0
     table = (tmp_path / "report" / "tables" / "evaluations.csv").read_text()
     assert "opasd" in table
+
+
+def test_what_the_printed_commands_made_is_found_and_not_shown_under_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = "{benchmarks: [lab], problems: 2, samples: 1, max_new_tokens: 4}"
+    (tmp_path / "s.yaml").write_text(f"recipe: lab\nruns: [base]\nevaluate: {few}\n")
+    assert cli.main(["sweep", "s.yaml", "--print-commands"]) == 0
+    program, *command = shlex.split(capfd.readouterr().out)
+    assert program == "opasd"
+    assert cli.main(command) == 0
+    capfd.readouterr()
+    assert cli.main(["sweep", "s.yaml", "--dry-run"]) == 0
+    assert "base  done" in capfd.readouterr().out
+    assert cli.main(["sweep", "s.yaml", "--table", "--json"]) == 0
+    assert [run["done"] for run in json.loads(capfd.readouterr().out)["runs"]] == [True]
+    for other, what in (("problems", "problems"), ("samples", "profile"), ("max-batch", "group")):
+        assert cli.main(["sweep", "s.yaml", "--dry-run", f"--evaluate.{other}", "3"]) == 2
+        assert f"base.evaluation was made with other settings ({what})" in capfd.readouterr().err
+        assert cli.main(["sweep", "s.yaml", "--table", "--json", f"--evaluate.{other}", "3"]) == 0
+        (run,) = json.loads(capfd.readouterr().out)["runs"]
+        assert (run["done"], run["evaluation"]) == (False, [])
+    assert not (tmp_path / "sweeps" / "s" / "state").exists()

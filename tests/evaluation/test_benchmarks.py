@@ -150,6 +150,13 @@ def test_wrong_rows_are_told(tmp_path):
         find_benchmarks([str(write(tmp_path / "x" / "mine.jsonl")), str(write(tmp_path / "y" / "mine.jsonl"))])
 
 
+def test_an_answer_pattern_that_matches_without_its_group_is_told(tmp_path):
+    write(tmp_path / "rows.jsonl", [{"problem": "p", "answer": "#### 4"}, {"problem": "q", "answer": "no ANS"}])
+    (tmp_path / "mine.yaml").write_text("quiz: {source: rows.jsonl, answer_pattern: '#### (\\S+)|ANS'}\n")
+    with pytest.raises(DataError, match=r"rows.jsonl.*2: answer_pattern '#### .*ANS' matches 'ANS' without its first"):
+        load(find_benchmarks([str(tmp_path / "mine.yaml")])[0])
+
+
 def test_a_missing_local_copy_goes_to_the_hub_at_the_pinned_commit(tmp_path, monkeypatch):
     asked = []
 

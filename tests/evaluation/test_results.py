@@ -122,3 +122,7 @@ def test_the_table_rounds_as_the_report_does():
         text = table(build({("a", "lab", 9): first, ("b", "lab", 9): second}))
         assert "| 36.3 [" in text
         assert f"| {gap} [" in text
+    some, none = outcomes(*["c"] * 153, *["w"] * 1847), outcomes(*["w"] * 2000)
+    text = table(build({("a", "lab", 9): none, ("b", "lab", 9): some}))
+    assert "| 7.7 [" in text
+    assert "| +7.7 [" in text

@@ -187,3 +187,8 @@ def test_attend_on_the_lab_with_a_given_text(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="UTF-8"):
         attend("lab", [1], completion=tmp_path / "bad.txt")
+
+
+def test_a_number_far_beyond_the_labs_problems_is_told_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="--problem 99999999: lab has 1200 problems"):
+        attend("lab", [99_999_999], out=tmp_path / "page.html")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from opasd.report.folders import Run, read_runs
+from opasd.report.samples import comparisons
+from opasd.report.summary import evaluations, results
 from opasd.report.write import make
 from tests.report.made import make_evaluation, make_run
 
@@ -139,3 +141,59 @@ def test_links_are_named_as_they_are_and_a_folder_that_is_given_twice_is_read_on
     assert [run.name for run in read_runs([Path("..")])] == ["plain"]
     monkeypatch.chdir(tmp_path / "k" / "new")
     assert [run.name for run in read_runs([Path()])] == ["new"]
+
+
+def against_first(runs: list[Run]) -> tuple[list[str], str]:
+    table = results(runs)
+    place = table.header.index("set against first") if "set against first" in table.header else None
+    return ["" if place is None else row[place].text for row in table.rows], table.caption
+
+
+APART = [
+    ({"temperature": 2}, "temperature 2"), ({"thinking": True}, "with thinking"), ({"budget": 200}, "up to 200 tokens"),
+    ({"samples": 2}, "2 samples a problem"), ({"problems": 5}, "other problems (5 prob)"),
+    ({"wording": "Q: {question}"}, "other prompt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "why"), APART, ids=str)
+def test_rows_that_were_asked_otherwise_are_not_compared_and_it_says_why(tmp_path, other, why):
+    paths = [evaluated(tmp_path / name, {name: None}) for name in "ab"]
+    runs = read_runs([*paths, evaluated(tmp_path / "c", {"c": None}, **other)])
+    runs.sort(key=lambda run: run.name)
+    cells, note = against_first(runs)
+    assert [bool(cell) for cell in cells] == [False, True, False]
+    assert note.endswith(f"Asked set otherwise than the first, and not compared: c ({why}).")
+    table = evaluations(runs)
+    assert table is not None
+    groups: list[list[str]] = []
+    for row in table.rows:
+        groups += [[]] * (len(row) == 1)
+        groups[-1] = [*groups[-1], row[0].text]
+    assert not any({"a", "c"} <= set(group) for group in groups if other != {"budget": 200} or "100" in group[0])
+    if why not in ("up to 200 tokens", "2 samples a problem"):
+        own = f"set, up to 100 tokens, {other.get('samples', 3)} samples a problem, {why}"
+        assert [own, "c"] in groups
+        assert ["set, up to 100 tokens, 3 samples a problem", "a", "b"] in groups
+
+
+@pytest.mark.parametrize("other", [{}, {"seed": 1}, {"fingerprint": "g"}], ids=str)
+def test_rows_that_were_asked_the_same_are_compared_whatever_the_model(tmp_path, other):
+    paths = [evaluated(tmp_path / "a", {"a": None}), evaluated(tmp_path / "b", {"b": None}, **other)]
+    for runs in (read_runs(paths), read_runs([paths[0], make_evaluation(tmp_path / "c", {"c": None})])):
+        cells, note = against_first(runs)
+        assert sorted(map(bool, cells)) == [False, True]
+        assert "not compared" not in note
+        table = evaluations(runs)
+        assert table is not None
+        assert [len(row) for row in table.rows].count(1) == 2  # the two budgets
+
+
+def test_problems_of_one_name_and_other_questions_do_not_stand_side_by_side(tmp_path):
+    paths = [evaluated(tmp_path / name, {name: None}) for name in "ab"]
+    for path, text in ((paths[0], "Maybe"), (paths[1], "Surely")):
+        (path / "samples.jsonl").write_text((path / "samples.jsonl").read_text().replace("Maybe", text))
+    assert comparisons(read_runs(paths))[1] == 6
+    asked = paths[1] / "problems.jsonl"
+    asked.write_text(asked.read_text().replace("What is", "Why is"))
+    assert comparisons(read_runs(paths))[1] == 0

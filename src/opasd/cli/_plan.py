@@ -22,12 +22,27 @@ _HUB_MODEL = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _HUB_DATA = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _DATA_FILE = re.compile(r"\.(jsonl|json|parquet|csv)(\.gz)?$", re.IGNORECASE)
 _COUNTED_BYTES = 64 << 20
+_VALIDATED = "validation.every says when a run is validated; set that"
+_LOGGED = "every step is logged; leave it out"
+_DECIDED = {
+    "num_train_epochs": "train.max_steps says how long a run is; set that",
+    "eval_strategy": _VALIDATED,
+    "eval_steps": _VALIDATED,
+    "eval_on_start": "validation.at_start says so; set that",
+    "logging_strategy": _LOGGED,
+    "logging_steps": _LOGGED,
+    "logging_first_step": _LOGGED,
+    "label_smoothing_factor": "the losses have no labels; leave it out",
+}
+"""Fields of TrainingArguments that would be ignored."""
 
 
-def check(config: RunConfig, processes: int) -> None:
-    """Refuse what cannot work, before anything heavy is loaded."""
-    if errors := plan(config, processes)["errors"]:
+def check(config: RunConfig, processes: int) -> list[str]:
+    """Refuse what cannot work, before anything heavy is loaded; what may not be meant is returned."""
+    found = plan(config, processes)
+    if errors := found["errors"]:
         raise ConfigError("this cannot run:\n  " + "\n  ".join(errors))
+    return found["warnings"]
 
 
 def plan(config: RunConfig, processes: int) -> dict[str, Any]:
@@ -177,8 +192,8 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
             yield f"train.extra.{key}: this has a field of its own; set train.{key}"
         elif key in ("output_dir", "overwrite_output_dir"):
             yield f"train.extra.{key}: the run's folder is chosen with output_dir and name, and never overwritten"
-        elif key == "num_train_epochs":
-            yield "train.extra.num_train_epochs: train.max_steps says how long a run is; set that"
+        elif key in _DECIDED:
+            yield f"train.extra.{key}: {_DECIDED[key]}"
         elif key.endswith("_token"):
             yield f"train.extra.{key}: a secret would be kept in the run's folder and card; set HF_TOKEN instead"
         elif known and key not in known:

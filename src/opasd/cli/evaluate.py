@@ -7,6 +7,7 @@ evaluation.json and, for a run, in its folder too.
 import argparse
 import errno
 import json
+import re
 import shutil
 import sys
 import time
@@ -46,7 +47,9 @@ def run(args: list[str]) -> int:
     progress = ProgressLine()
     folders.make(path)
     with hold(path, "evaluation"):
-        settings = folders.enter(path, settings)
+        asked_for, settings = settings["targets"], folders.enter(path, settings)
+        # Differences are against the first that was asked for, whatever the folder has had before.
+        settings = settings | {"targets": asked_for | settings["targets"]}
         try:
             evaluation = evaluate(asked, path, settings, _opener(options), progress)
         except KeyboardInterrupt:
@@ -77,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "targets", metavar="TARGET", nargs="*", help="base, lab, a run, adapter or model folder, org/name"
     )
-    parser.add_argument("--benchmarks", metavar="A,B", help="names (see --list), data files, folders, or YAML entries")
+    parser.add_argument(
+        "--benchmarks", metavar="A,B", action="append", default=[],
+        help="names (see --list), data files, folders, or YAML entries; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the benchmarks that come by name")
     parser.add_argument("--model", metavar="MODEL", help="what `base` is; unset: what the adapters were trained on")
     parser.add_argument("--revision", help="commit of --model on the hub")
@@ -126,9 +132,9 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
     if options.dtype:
         targets = [replace(t, model=t.model.model_copy(update={"dtype": options.dtype})) for t in targets]
     lab = all(target.model.name_or_path == LAB for target in targets)
-    names = [name.strip() for name in (options.benchmarks or "").split(",") if name.strip()]
+    names = [name.strip() for name in ",".join(options.benchmarks).split(",") if name.strip()]
     entries = find_benchmarks(names or ([LAB] if lab else list(PAPER)))
-    changes = {name: getattr(options, name) for name in _SAMPLING}
+    changes = {name: getattr(options, name) for name in SAMPLING}
     chosen = profile(options.profile or ("lab" if lab else "paper"), changes)
     loaded = [load(entry, options.data_dir, options.problems) for entry in entries]
     for one in loaded:
@@ -144,7 +150,7 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
     )
 
 
-_SAMPLING = (
+SAMPLING = (
     "samples", "seed", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "budgets", "thinking",
 )  # fmt: skip
 
@@ -179,7 +185,18 @@ def _template_option(text: str) -> tuple[str, str | int | bool]:
     if not name.isidentifier() or not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     named: dict[str, bool] = {"true": True, "false": False}
-    return name, named[value] if value in named else int(value) if value.isascii() and value.isdigit() else value
+    if value in named:
+        return name, named[value]
+    try:
+        return name, int(value) if re.fullmatch("-?[0-9]+", value) else _unquoted(value)
+    except ValueError:  # too many digits, or quotes within quotes
+        told = "a number, or a text in quotes as JSON has it"
+        raise argparse.ArgumentTypeError(f"expected {told}, got {text!r:.80}") from None
+
+
+def _unquoted(value: str) -> str:
+    """A text that would read as something else may be given as JSON has it: `"true"`, `"7"`."""
+    return str(json.loads(value)) if len(value) > 1 and value[0] == value[-1] == '"' else value
 
 
 def _count(text: str) -> int:

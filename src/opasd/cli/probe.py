@@ -19,7 +19,7 @@ from opasd.cli._processes import Processes
 from opasd.cli.evaluate import ProgressLine
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
-from opasd.rounding import fixed
+from opasd.rounding import fixed, per_cent
 from opasd.run import environment
 
 
@@ -205,7 +205,7 @@ _MORE = "give more --problems or --samples, or problems that are neither too eas
 def _percent(figure: dict[str, float] | None) -> str:
     if figure is None:
         return "–"
-    mean, low, high = (fixed(100 * figure[name], 1) for name in ("mean", "low", "high"))
+    mean, low, high = (fixed(per_cent(figure[name]), 1) for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 

@@ -74,7 +74,9 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"--num-processes: got {count}; give 1 or more")
     if count is not None and processes.world > 1 and count != processes.world:
         raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
-    check(config, count or processes.world)
+    for warning in check(config, count or processes.world):
+        if processes.first and count in (None, 1):  # else those that are launched tell it
+            sys.stderr.write(f"warning: {warning}\n")
     if earlier is not None:
         earlier.check_processes(count or processes.world)
     name = config.name or run_name(recipe.name)

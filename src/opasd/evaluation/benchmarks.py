@@ -219,6 +219,11 @@ def _numbered(problem: Problem, number: int, entry: Benchmark) -> Problem:
     if answer is None:
         raise DataError(f'{problem.id}: column "{entry.answer}" has no answer; a benchmark needs one in every row')
     if entry.answer_pattern and (found := re.search(entry.answer_pattern, answer)):
+        if found[1] is None:
+            raise DataError(
+                f"{problem.id}: answer_pattern {entry.answer_pattern!r} matches {found[0][:60]!r} without its first "
+                "group, which is the answer; change the pattern"
+            )
         answer = found[1]
     if entry.kind == "integer" and not _INTEGER.fullmatch(answer.strip()):
         raise DataError(f"{problem.id}: the answer is {answer[:60]!r}, not an integer; set kind: expression")
@@ -240,6 +245,11 @@ def _local_copy(entry: Benchmark, data_dir: Path | None) -> Path | None:
             if found := here.get(candidate.casefold()):
                 return found
     return None
+
+
+def is_local(entry: Benchmark, data_dir: Path | None = None) -> bool:
+    """Whether `load` reads it from this machine."""
+    return entry.source in TASKS or bool(_local_copy(entry, data_dir) or _existing(entry.source))
 
 
 def _existing(source: str) -> Path | None:

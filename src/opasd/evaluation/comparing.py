@@ -28,7 +28,7 @@ _CHARACTERS = str.maketrans(
     | dict(zip("【】−–。、　", "[]--.,\u0020", strict=True))
     | {"²": "^2", "³": "^3", "½": "\\frac12 ", "⅓": "\\frac13 ", "⅔": "\\frac23 ", "¼": "\\frac14 ", "¾": "\\frac34 "}
     | {"π": "\\pi ", "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne "}
-    | {"∪": "\\cup ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "∓": "\\mp "}
+    | {"≈": "\\approx ", "∪": "\\cup ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "∓": "\\mp "}
 )
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
 _EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
@@ -46,8 +46,13 @@ _SPACED_NUMBER = re.compile(r"[-+]?\d{1,3}(?: \d{3})+", re.ASCII)
 _FONT = re.compile(
     r"\\(?:textbf|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
 )
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:(\d)\s*(?:(\d)|(?=\{))|(?=\{))")
-_FRACTION_OVER_DIGIT = re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)")
+_TOKEN = (
+    r"(\d|\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
+    r"|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega)(?![a-zA-Z]))"
+)
+_FRACTION = re.compile(rf"\\[dtc]?frac\s*(?:{_TOKEN}\s*(?:{_TOKEN}|(?=\{{))|(?=\{{))")
+_FRACTION_OVER_TOKEN = re.compile(rf"(\\frac\s*\{{[^{{}}]*\}})\s*{_TOKEN}")
+_ABOUT = re.compile(r"^\s*([a-zA-Z]?)\s*\\approx(?![a-zA-Z])")
 _TEXT = re.compile(r"\\(?:text|operatorname)\s*\{([^{}]*)\}")
 _REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _CHOICE = re.compile(
@@ -55,9 +60,15 @@ _CHOICE = re.compile(
 )
 _CHOICE_FIRST = re.compile(
     r"(?:\\text\s*\{\s*)?(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?[:\s]*)?"
-    r"(?:\\text\s*\{\s*)?(?:\(\s*([A-Z])\s*\)|([A-Z])(?=[.:)}\s,]|$))",
+    r"(?:\\text\s*\{\s*)?(?:\(\s*([A-Z])\s*\)|\[\s*([A-Z])\s*\]|([A-Z])(?:[.:)]|(?=[}\s,]|\\text\s*\{[^a-zA-Z]|$)))",
     re.ASCII | re.IGNORECASE,
 )
+_PROSE = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:[,;/&]|(?:or|and|is|but|not|nor)\b)", re.ASCII | re.IGNORECASE)
+_LABEL = re.compile(r"(?<![\w\\])(?:\([A-J]\)|\[[A-J]\]|[A-J][.:](?=\s))", re.ASCII)
+_LABEL_CLOSED = re.compile(r"[^(\[]*(?<![\w\\])[A-J]\)", re.ASCII)
+_LETTER = re.compile(r"(?<![\w\\])[A-J](?!\w)", re.ASCII)
+_LETTER_LOWER = re.compile(r"(?<![\w\\])[b-j](?!\w)", re.ASCII)
+_RUNNING_TEXT = re.compile(r"\s[a-z]{2}", re.ASCII)
 _WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
 _ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
 _THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
@@ -68,7 +79,7 @@ _AND = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(\\text\s*\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])|[或和]", re.ASCII
 )
 _MARK = re.compile(r"\\[{}]|\\[lr]brace(?![a-zA-Z])|\\(?:begin|end)\s*\{\w+\*?\}|\\[lr]angle(?![a-zA-Z])|[()\[\]{},;]")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.,(\[])\d{1,3}(?:,\d{3})+(?=, )", re.ASCII)
 _NAMED = re.compile(r"([a-zA-Z]\w?|\\[a-zA-Z]+|[a-zA-Z]\s*\([a-zA-Z]\))((?:_\{?\w+\}?)?)\s*=(?!=)\s*(.+)", re.DOTALL)
 _MEMBER = re.compile(r"[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*(.+)", re.DOTALL)
 _NAMED_WHOLE = re.compile(
@@ -88,11 +99,15 @@ _BRACKET = {"\\{": "{", "\\lbrace": "{", "\\langle": "(", "\\}": "}", "\\rbrace"
 
 
 class Parts(NamedTuple):
-    """An answer's items and the brackets around them: "" for a bare list, "{}" for a set, "(]" for an interval."""
+    """An answer's items and the brackets around them: "" for a bare list, "{}" for a set, "(]" for an interval.
+
+    `interval`: it cannot be a point, because a variable is in it.
+    """
 
     text: str
     brackets: str
     items: tuple[str, ...]
+    interval: bool
 
 
 def equal(gold: str, found: str, decide: Decide) -> bool | None:
@@ -126,7 +141,8 @@ def tidy(text: str) -> str:
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
     text = _FRACTION.sub(_braced_fraction, text)
-    text = _FRACTION_OVER_DIGIT.sub(r"\1{\2}", text).strip().removeprefix("=").rstrip(".").strip()
+    text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
+    text = text.strip().removeprefix("=").rstrip(".").strip()
     if (marked := _TEXT.fullmatch(text)) and any(character.isdigit() for character in marked[1]):
         text = marked[1].strip()
     return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
@@ -144,8 +160,19 @@ def bare(text: str) -> str:
 
 def choice(text: str, *, marked: bool = False) -> str | None:
     r"""The letter of a multiple-choice answer, `(C)`, `C.`, `\text{(C)} 12`; `marked`: only what is nothing else."""
-    found = _CHOICE.fullmatch(text) if marked else _CHOICE_FIRST.match(text)
-    return None if found is None else next(filter(None, found.groups())).upper()
+    found = _CHOICE_FIRST.match(text)
+    if found is None or (marked and not _CHOICE.fullmatch(text)):
+        return None
+    letter, rest = next(filter(None, found.groups())), text[found.end() :]
+    # What follows a marked letter, `(C)`, `C.`, `C:`, is the option's own text, which may have letters but no other
+    # marked one; what follows a bare letter, or goes on as a sentence, must have no other letter at all.
+    if text[found.end() - 1] in ".:)]" and not _PROSE.match(rest):
+        hedged = _LABEL.search(rest) or _LABEL_CLOSED.match(rest)
+    elif letter.islower():
+        hedged = _LETTER_LOWER.search(rest) or _LETTER.search(rest) or (letter == "a" and _RUNNING_TEXT.match(rest))
+    else:
+        hedged = _LETTER.search(rest)
+    return None if hedged else letter.upper()
 
 
 def _words(text: str, *, certain: bool) -> str | None:
@@ -163,6 +190,7 @@ def _words(text: str, *, certain: bool) -> str | None:
 
 def _parts(text: str) -> Parts:
     """The answer's items, with ± written out."""
+    member = _MEMBER.fullmatch(text) is not None
     for pattern in (_MEMBER, _NAMED_WHOLE):
         if inner := pattern.fullmatch(text):
             text = inner[1]
@@ -176,7 +204,7 @@ def _parts(text: str) -> Parts:
             return _parts(inner)
     if brackets in ("", "{}"):
         items = [version for item in items for version in _both_signs(item)]
-    return Parts(text, brackets, tuple(items))
+    return Parts(text, brackets, tuple(items), interval=member and brackets not in ("", "{}"))
 
 
 def _split(text: str, *, thousands: bool = True) -> list[str]:
@@ -234,6 +262,8 @@ def _same(gold: Parts, found: Parts, decide: Decide) -> bool | None:
 def _same_items(gold: Parts, found: Parts, decide: Decide) -> bool | None:
     in_order = _in_order(gold.brackets, found.brackets, len(gold.items))
     sets = gold.brackets == found.brackets == "{}"  # which have an element once, however often it is written
+    if "" in (gold.brackets, found.brackets) and (gold.interval or found.interval):
+        return False
     if in_order is None or (len(gold.items) != len(found.items) and not sets):
         return False
     mine, theirs = _without_names(gold.items, found.items)

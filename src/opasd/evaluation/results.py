@@ -13,7 +13,7 @@ from opasd.evaluation.grading import VERDICTS
 from opasd.evaluation.samples import Key, Outcome
 from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
 from opasd.evaluation.statistics import estimates, macro_average, paired_difference
-from opasd.rounding import fixed
+from opasd.rounding import fixed, per_cent
 
 SCHEMA = 1
 COMPARED = ("avg", "pass", "maj", "tokens")
@@ -173,7 +173,7 @@ def table(evaluation: Mapping[str, Any]) -> str:
         if samples > 1:
             row += [_points(result["pass"][str(samples)]), _points(result["maj"][str(samples)])]
         row += [fixed(result["tokens"]["mean"], 1), fixed(result["tokens"]["median"], 0)]
-        row += [fixed(100 * result["truncated"]["mean"], 1), fixed(100 * verdicts["no_answer"] / count, 1)]
+        row += [fixed(per_cent(result["truncated"]["mean"]), 1), fixed(per_cent(verdicts["no_answer"] / count), 1)]
         rows.append([*row, str(verdicts["grader_failed"])])
     for average in evaluation["averages"]:
         place = (average["target"], None, average["budget"])
@@ -185,7 +185,7 @@ def table(evaluation: Mapping[str, Any]) -> str:
 
 def _points(value: Mapping[str, float], *, sign: bool = False) -> str:
     """Percentage points: mean [low, high]."""
-    mean, low, high = (fixed(100 * value[part], 1, sign=sign) for part in ("mean", "low", "high"))
+    mean, low, high = (fixed(per_cent(value[part]), 1, sign=sign) for part in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 

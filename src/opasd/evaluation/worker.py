@@ -36,9 +36,11 @@ def algebra_says(gold: str, found: str) -> bool:
         return False
     from math_verify import verify
 
+    if _points_and_interval(mine, theirs):
+        return False
     if verify([mine], [theirs], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
-        return not _far_apart(mine, theirs)
-    return _same_complex(mine, theirs)
+        return _close(mine, theirs) is not False
+    return _same_complex(mine, theirs) or _same_inequality(mine, theirs)
 
 
 def _parse(text: str) -> Any:
@@ -52,7 +54,23 @@ def _parse(text: str) -> Any:
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     found = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    return _as_set(found[0], text) if found else None
+    if not found:
+        return None
+    return _as_set(_with_real_roots(found[0]) if "\\sqrt[" in text else found[0], text)
+
+
+def _with_real_roots(parsed: Any) -> Any:
+    """With the real root for an odd root of a negative number, where the algebra has a complex one."""
+    import sympy
+
+    if not isinstance(parsed, sympy.Basic):
+        return parsed
+    return parsed.replace(
+        lambda part: (
+            part.is_Pow and part.exp.is_Rational and part.exp.p == 1 and part.exp.q % 2 == 1 and part.base.is_negative
+        ),
+        lambda part: -((-part.base) ** part.exp),
+    )
 
 
 def _as_set(parsed: Any, text: str) -> Any:
@@ -66,17 +84,50 @@ def _as_set(parsed: Any, text: str) -> Any:
     return sympy.Union(*sets) if re.search(r"\bor\b|或", text) else sympy.Intersection(*sets)
 
 
-def _far_apart(mine: Any, theirs: Any) -> bool:
-    """Whether two numbers that pass for equal differ relative to their size: tiny ones are not all the same."""
+def _solutions(side: Any) -> Any:
+    """The set that a side is, or that an inequality leaves; None where that cannot be told."""
+    import sympy
+    from math_verify.grader import is_relation
+
+    if isinstance(side, sympy.Set):
+        return side
+    if not is_relation(side) or side.has(sympy.Eq):
+        return None
+    try:
+        return side.as_set()
+    except Exception:  # more than one variable, and whatever it cannot solve
+        return None
+
+
+def _points_and_interval(mine: Any, theirs: Any) -> bool:
+    """Whether one side is a list and the other an interval, which the algebra would take for its two ends."""
+    import sympy
+
+    listed = [isinstance(side, sympy.FiniteSet | sympy.Tuple) for side in (mine, theirs)]
+    return listed[0] != listed[1] and isinstance(_solutions(theirs if listed[0] else mine), sympy.Interval)
+
+
+def _same_inequality(mine: Any, theirs: Any) -> bool:
+    """Whether two inequalities in the same variable have the same solutions."""
+    from math_verify.grader import is_relation
+
+    if not all(map(is_relation, (mine, theirs))) or mine.free_symbols != theirs.free_symbols:
+        return False
+    solutions = _solutions(mine)
+    return solutions is not None and bool(solutions == _solutions(theirs))
+
+
+def _close(mine: Any, theirs: Any) -> bool | None:
+    """Whether two numbers agree relative to their size, tiny ones too; None where they are no finite numbers."""
     import sympy
 
     if not all(isinstance(side, sympy.Expr) and side.is_number for side in (mine, theirs)):
-        return False
+        return None
     values = [sympy.N(side.doit(), 30) for side in (mine, theirs)]
     if not all(value.is_finite for value in values):
-        return False
+        return None
     gap, size = abs(values[0] - values[1]), abs(values[0]) + abs(values[1])
-    return bool(gap > sympy.Float(_RELATIVE) * size)
+    return bool(gap <= sympy.Float(_RELATIVE) * size)
 
 
 def _same_complex(mine: Any, theirs: Any) -> bool:
@@ -86,8 +137,8 @@ def _same_complex(mine: Any, theirs: Any) -> bool:
     units = [symbol for side in (mine, theirs) for symbol in getattr(side, "free_symbols", ()) if symbol.name == "i"]
     if not units or not all(isinstance(side, sympy.Expr) for side in (mine, theirs)):
         return False
-    difference = (mine - theirs).subs(dict.fromkeys(units, sympy.I))
-    return bool(sympy.simplify(sympy.expand(difference)) == 0)
+    mine, theirs = (side.subs(dict.fromkeys(units, sympy.I)) for side in (mine, theirs))
+    return _close(mine, theirs) is True or bool(sympy.simplify(sympy.expand(mine - theirs)) == 0)
 
 
 def compare(gold: str, found: str) -> bool | None:

@@ -31,6 +31,8 @@ from opasd.scoring import Scorer
 from opasd.training import LAB, load_model, load_tokenizer, problems
 
 BEFORE, AFTER = "before", "after"
+LAB_PROBLEMS = 1200
+"""As many as the benchmark `lab` has."""
 GIVEN, SAMPLED = "given", "sampled"
 
 
@@ -196,7 +198,7 @@ def _problems(subject: Subject, data: str | None, numbers: Sequence[int]) -> lis
     """The asked-for problems; of the lab those that no run has trained on."""
     config = DataConfig(source=data) if data else subject.config.data
     if config.source == LAB:
-        config = DataConfig(source=LAB, sample=max(numbers), seed=0)
+        config = DataConfig(source=LAB, sample=min(max(numbers), LAB_PROBLEMS), seed=0)
     found = problems(config, "test")
     if max(numbers) > len(found):
         raise ConfigError(f"--problem {max(numbers)}: {config.source} has {len(found)} problems")

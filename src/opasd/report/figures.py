@@ -15,7 +15,7 @@ from opasd.analysis.markers import MARKERS, Counted, change_from, density_by, de
 from opasd.analysis.spending import PARTS, pareto_front
 from opasd.report.folders import ROLLOUT, Interval, Result, Run, same_folder
 from opasd.report.text import no_formula
-from opasd.rounding import fixed
+from opasd.rounding import fixed, per_cent
 
 Kind = Literal["line", "bar", "scatter"]
 STDERR = "stderr"
@@ -537,5 +537,5 @@ Formatter = Callable[[float], str]
 def formatter(figure: Figure) -> Formatter:
     """How the figure's values are shown beside a point."""
     if figure.percent:
-        return lambda value: f"{fixed(100 * value, 1)} %"
+        return lambda value: f"{fixed(per_cent(value), 1)} %"
     return lambda value: f"{value:,.4g}"

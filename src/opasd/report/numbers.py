@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from opasd.rounding import MINUS, fixed
+from opasd.rounding import MINUS, fixed, per_cent
 
 
 def short(value: float | None) -> str:
@@ -39,7 +39,7 @@ def labels(values: Sequence[float], *, percent: bool = False) -> list[str]:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A share as per cent."""
-    return "–" if value is None else f"{fixed(100 * value, digits)} %"
+    return "–" if value is None else f"{fixed(per_cent(value), digits)} %"
 
 
 def duration(seconds: float | None) -> str:

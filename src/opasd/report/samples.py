@@ -74,7 +74,10 @@ def comparisons(runs: Sequence[Run]) -> tuple[str, int]:
     answered: dict[tuple[Any, ...], dict[int, Sample]] = {}
     for number, run in enumerate(runs):
         for sample in run.samples:
-            answered.setdefault(sample.key, {}).setdefault(number, sample)
+            group = answered.setdefault(sample.key, {})
+            asked = next((one.question for one in group.values() if one.question), sample.question)
+            if not sample.question or sample.question == asked:  # else another benchmark of the same name
+                group.setdefault(number, sample)
     telling: dict[tuple[Any, ...], dict[int, Sample]] = {}
     for (*problem, _), group in answered.items():
         if len(group) > 1 and len({one.text for one in group.values()}) > 1:

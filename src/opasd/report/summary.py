@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from opasd.analysis.curves import Point, ends, number
@@ -10,10 +10,11 @@ from opasd.analysis.markers import density
 from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.statistics import Estimate, estimate, paired_difference
 from opasd.report.figures import Figure, Series, telling_measures
-from opasd.report.folders import Run, Sample
+from opasd.report.folders import Result, Run, Sample
+from opasd.report.joining import asked_otherwise
 from opasd.report.numbers import duration, percent, short, size
 from opasd.report.tables import Cell, Table
-from opasd.rounding import MINUS, fixed
+from opasd.rounding import MINUS, fixed, per_cent
 
 LAST = 0.2
 """The share of a run's steps that its final rollout figures are means over."""
@@ -32,17 +33,20 @@ def results(runs: Sequence[Run]) -> Table:
         ("seed", [_plain(run.setting("train", "seed")) for run in runs]),
         ("steps", [Cell(f"{run.spending.steps:,}" if run.rows else "–", run.spending.steps) for run in runs]),
     ]
+    apart: list[str] = []
     for name in evaluated:
         found = [estimate(list(one.values())) if one else None for one in scores[name]]
         columns.append((f"{name}, %", list(map(_estimate, found))))
         if sum(one is not None for one in scores[name]) > 1:
-            columns.append((f"{name} against first", _differences(scores[name])))
+            otherwise = _asked_otherwise(runs, scores[name], name)
+            columns.append((f"{name} against first", _differences(scores[name], otherwise)))
+            apart += _not_compared(runs, otherwise, name)
     for name, measure in _validated(runs):
         curves = [run.validation.get(name, {}).get(measure) for run in runs]
         columns.append((f"{name} {_capital(measure)}, first → last, %", [_first_to_last(points) for points in curves]))
     columns += [
-        ("rollout accuracy at the end, %", [_at_the_end(run.curve("rollout/accuracy"), 100, 1) for run in runs]),
-        ("rollout length at the end", [_at_the_end(run.curve("rollout/length_mean"), 1, 1) for run in runs]),
+        ("rollout accuracy at the end, %", [_at_the_end(run.curve("rollout/accuracy"), per_cent) for run in runs]),
+        ("rollout length at the end", [_at_the_end(run.curve("rollout/length_mean")) for run in runs]),
         ("answer length", [_mean_length(run) for run in runs]),
         ("truncated", [_truncated(run) for run in runs]),
         ("markers / 1,000", [_markers(run) for run in runs]),
@@ -53,22 +57,28 @@ def results(runs: Sequence[Run]) -> Table:
         "validation during training only the mean is on record. Truncation and markers are those of the answers, or "
         "else of the training rollouts on record."
     )
-    return _by_run("results", "Results", runs, columns, note)
+    return _by_run("results", "Results", runs, columns, " ".join([note, *apart]))
 
 
 def evaluations(runs: Sequence[Run]) -> Table | None:
     """Every result of an evaluation: Avg@n, Pass@n, Maj@n, length and truncation, by benchmark and budget."""
-    found = [(place, result) for place, run in enumerate(runs) for result in run.results]
-    if not found:
+    by_heading: defaultdict[tuple[str, int, int, str], list[tuple[int, Result]]] = defaultdict(list)
+    for place, run in enumerate(runs):
+        for result in run.results:
+            asked = (result.benchmark, result.budget, result.samples)
+            first = next((runs[many[0][0]].how for key, many in by_heading.items() if key[:3] == asked), run.how)
+            otherwise = asked_otherwise(run.how, first, result.benchmark, counts=False)
+            by_heading[*asked, ", ".join(["", *otherwise])].append((place, result))
+    if not by_heading:
         return None
-    found.sort(key=lambda one: (one[1].benchmark, one[1].budget, one[0]))
     rows: list[list[Cell]] = []
     owners: list[int | None] = []
+    found = sorted(by_heading.items(), key=lambda one: one[0][:3])
     group = None
-    for place, result in found:
-        heading = f"{result.benchmark}, up to {result.budget:,} tokens, {result.samples} samples a problem"
+    for heading, place, result in ((heading, *one) for heading, several in found for one in several):
         if heading != group:
-            rows.append([Cell(heading)])
+            text = f"{result.benchmark}, up to {result.budget:,} tokens, {result.samples} samples a problem{heading[3]}"
+            rows.append([Cell(text)])
             owners.append(None)
             group = heading
         several = result.samples > 1
@@ -138,14 +148,14 @@ def seeds(runs: Sequence[Run], members: Sequence[int], place: int) -> Table:
     chosen = [runs[member] for member in members]
     measures: dict[str, list[float | None]] = {}
     for name in evaluated_sets(chosen):
-        measures[f"{name}, %"] = [_mean(one, 100) for one in _scores(chosen, name)]
+        measures[f"{name}, %"] = [_mean(one) for one in _scores(chosen, name)]
     for name, measure in _validated(chosen):
         measures[f"{name} {_capital(measure)}, %"] = [
-            _last(run.validation.get(name, {}).get(measure), 100) for run in chosen
+            _last(run.validation.get(name, {}).get(measure)) for run in chosen
         ]
-    measures["rollout accuracy, %"] = [_tail_mean(run.curve("rollout/accuracy"), 100) for run in chosen]
-    measures["rollout length"] = [_tail_mean(run.curve("rollout/length_mean"), 1) for run in chosen]
-    measures["attention divergence"] = [_tail_mean(run.curve("attention/divergence"), 1) for run in chosen]
+    measures["rollout accuracy, %"] = [_tail_mean(run.curve("rollout/accuracy"), per_cent) for run in chosen]
+    measures["rollout length"] = [_tail_mean(run.curve("rollout/length_mean")) for run in chosen]
+    measures["attention divergence"] = [_tail_mean(run.curve("attention/divergence")) for run in chosen]
     measures = {name: values for name, values in measures.items() if all(value is not None for value in values)}
     names = [f"seed {run.setting('train', 'seed')}" for run in chosen]
     columns = {name: [value for value in values if value is not None] for name, values in measures.items()}
@@ -266,13 +276,27 @@ def _per_problem(samples: Sequence[Sample]) -> dict[str, float]:
     return {problem: sum(found) / len(found) for problem, found in verdicts.items()}
 
 
-def _differences(scores: Sequence[dict[str, float] | None]) -> list[Cell]:
+def _asked_otherwise(runs: Sequence[Run], scores: Sequence[dict[str, float] | None], name: str) -> dict[int, str]:
+    """The places of runs that cannot be compared with the first that answered, and what of the asking differs."""
+    answered = [place for place, one in enumerate(scores) if one is not None]
+    first = runs[answered[0]].how
+    told = {place: ", ".join(asked_otherwise(runs[place].how, first, name)) for place in answered}
+    return {place: text for place, text in told.items() if text}
+
+
+def _not_compared(runs: Sequence[Run], otherwise: dict[int, str], name: str) -> list[str]:
+    rows = {why: [runs[place].name for place, other in otherwise.items() if other == why] for why in otherwise.values()}
+    told = "; ".join(f"{', '.join(names)} ({why})" for why, names in rows.items())
+    return [f"Asked {name} otherwise than the first, and not compared: {told}."] if told else []
+
+
+def _differences(scores: Sequence[dict[str, float] | None], otherwise: Container[int] = ()) -> list[Cell]:
     first = next(place for place, one in enumerate(scores) if one is not None)
     base = scores[first] or {}
     found = []
     for place, one in enumerate(scores):
         common = [problem for problem in base if one and problem in one]
-        if place == first or one is None or not common:
+        if place == first or place in otherwise or one is None or not common:
             found.append(Cell(""))
         else:
             gain = paired_difference([one[problem] for problem in common], [base[problem] for problem in common])
@@ -290,25 +314,25 @@ def _by_run(table: str, title: str, runs: Sequence[Run], columns: list[tuple[str
 def _estimate(found: Estimate | None, *, sign: bool = False) -> Cell:
     if found is None:
         return Cell("–")
-    mean, low, high = (100 * part for part in found)
+    mean, low, high = map(per_cent, found)
     return Cell(f"{fixed(mean, 1, sign=sign)} [{fixed(low, 1, sign=sign)}, {fixed(high, 1, sign=sign)}]", mean)
 
 
 def _first_to_last(points: Sequence[Point] | None) -> Cell:
     if not points:
         return Cell("–")
-    last = 100 * points[-1][1]
+    last = per_cent(points[-1][1])
     if len(points) == 1:
         return Cell(fixed(last, 1), last)
-    return Cell(f"{fixed(100 * points[0][1], 1)} → {fixed(last, 1)}", last)
+    return Cell(f"{fixed(per_cent(points[0][1]), 1)} → {fixed(last, 1)}", last)
 
 
 def _tail(points: Sequence[Point]) -> list[float]:
     return [y for _, y in points[-max(1, round(LAST * len(points))) :]] if points else []
 
 
-def _at_the_end(points: Sequence[Point], factor: float, digits: int) -> Cell:
-    values = [factor * value for value in _tail(points)]
+def _at_the_end(points: Sequence[Point], scale: Callable[[float], float] = float, digits: int = 1) -> Cell:
+    values = [scale(value) for value in _tail(points)]
     if not values:
         return Cell("–")
     found = summarise(values)
@@ -362,17 +386,19 @@ def _capital(measure: str) -> str:
     return measure[:1].upper() + measure[1:]
 
 
-def _mean(scores: dict[str, float] | None, factor: float) -> float | None:
-    return factor * math.fsum(scores.values()) / len(scores) if scores else None
+def _mean(scores: dict[str, float] | None) -> float | None:
+    """In per cent."""
+    return per_cent(math.fsum(scores.values()) / len(scores)) if scores else None
 
 
-def _last(points: Sequence[Point] | None, factor: float) -> float | None:
-    return factor * points[-1][1] if points else None
+def _last(points: Sequence[Point] | None) -> float | None:
+    """In per cent."""
+    return per_cent(points[-1][1]) if points else None
 
 
-def _tail_mean(points: Sequence[Point], factor: float) -> float | None:
+def _tail_mean(points: Sequence[Point], scale: Callable[[float], float] = float) -> float | None:
     values = _tail(points)
-    return factor * math.fsum(values) / len(values) if values else None
+    return scale(math.fsum(values) / len(values)) if values else None
 
 
 def _half(found: Summary, digits: int) -> str:

@@ -1,5 +1,6 @@
 """A run as the commands that make it: for this machine, for a shell, for Slurm."""
 
+import json
 import re
 import shlex
 import sys
@@ -41,6 +42,10 @@ class Commands:
 
 
 def _text(value: str | int | bool) -> str:
+    """As `opasd evaluate` reads it back: a text that looks like something else is quoted."""
+    if isinstance(value, str):
+        odd = value in ("true", "false") or value.startswith('"') or re.fullmatch("-?[0-9]+", value)
+        return json.dumps(value) if odd else value
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -17,7 +17,7 @@ from opasd.evaluation.statistics import Estimate, macro_average
 from opasd.records import Records
 from opasd.report.summary import LAST, summary_table
 from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
-from opasd.rounding import fixed
+from opasd.rounding import fixed, per_cent
 from opasd.sweep.fields import get
 from opasd.sweep.running import Place, differing
 from opasd.sweep.spec import SEED, Planned, Sweep, safe, short_names, shown
@@ -126,13 +126,13 @@ class Row:
                 by_seed.append(whole)
         if not by_seed:
             return None
-        means = [100 * math.fsum(score.avg.mean for score in scores) / len(scores) for scores in by_seed]
+        means = [per_cent(math.fsum(score.avg.mean for score in scores) / len(scores)) for scores in by_seed]
         found = summarise(means)
         if len(by_seed) > 1:
             return found, found.interval
         alone = by_seed[0]
         one = alone[0].avg if len(alone) == 1 else macro_average([list(score.correct.values()) for score in alone])
-        return found, (100 * one.low, 100 * one.high)
+        return found, (per_cent(one.low), per_cent(one.high))
 
     def gain(self, benchmarks: Sequence[str]) -> Estimate | None:
         """Against the base, in points: the mean over benchmarks, of problems' means over seeds."""
@@ -142,8 +142,8 @@ class Row:
             common = [problem for problem in mine if problem in theirs]
             if not common:
                 return None
-            gaps.append([100 * (mine[problem] - theirs[problem]) for problem in common])
-        return macro_average(gaps) if gaps else None
+            gaps.append([mine[problem] - theirs[problem] for problem in common])
+        return Estimate(*map(per_cent, macro_average(gaps))) if gaps else None
 
     def _shares(self, benchmark: str) -> dict[str, float]:
         several = [score.correct for score in self.scores(benchmark)]
@@ -189,7 +189,7 @@ def make_table(sweep: Sweep, outcomes: Sequence[Outcome]) -> Table:
     for name in _metrics(sweep, outcomes, evaluated=bool(benchmarks)):
         percent = name in _PERCENT or name.startswith("validation/")
         heading = _HEADINGS.get(name, name.removeprefix("validation/") + ", %" if percent else name)
-        columns.append((heading, [_training(row, name, 100 if percent else 1) for row in rows]))
+        columns.append((heading, [_training(row, name, percent=percent) for row in rows]))
     columns += [
         (f"{name} Avg@{samples}, %", _best([_accuracy(row, name, benchmarks) for row in rows]))
         for name in [*benchmarks, *([AVERAGE] if len(benchmarks) > 1 else [])]
@@ -198,10 +198,10 @@ def make_table(sweep: Sweep, outcomes: Sequence[Outcome]) -> Table:
     if any(cell.text for cell in gains):
         columns.append(("against base", gains))
     if samples not in (1, "k"):
-        columns.append((f"Pass@{samples}, %", [_mean(row, benchmarks, "passed", 100) for row in rows]))
+        columns.append((f"Pass@{samples}, %", [_mean(row, benchmarks, "passed") for row in rows]))
     if benchmarks:
-        columns.append(("answer length", [_mean(row, benchmarks, "tokens", 1) for row in rows]))
-        columns.append(("cut, %", [_mean(row, benchmarks, "truncated", 100) for row in rows]))
+        columns.append(("answer length", [_mean(row, benchmarks, "tokens", in_per_cent=False) for row in rows]))
+        columns.append(("cut, %", [_mean(row, benchmarks, "truncated") for row in rows]))
     published = [_published(row) for row in rows]
     if any(cell.text for cell in published):
         columns.append(("paper's average, %", published))
@@ -259,12 +259,13 @@ def _seeds(row: Row) -> str:
     return "" if row.run.evaluate_only else ", ".join(str(one.run.config.train.seed) for one in row.outcomes)
 
 
-def _training(row: Row, name: str, factor: float) -> Cell:
-    values = [factor * one.training[name] for one in row.outcomes if name in one.training]
+def _training(row: Row, name: str, *, percent: bool) -> Cell:
+    scale = per_cent if percent else float
+    values = [scale(one.training[name]) for one in row.outcomes if name in one.training]
     if not values:
         return Cell("–")
     found = summarise(values)
-    digits = 1 if factor == 100 or abs(found.mean) >= 1 else 4
+    digits = 1 if percent or abs(found.mean) >= 1 else 4
     spread = "" if found.sd is None else f" ± {fixed(found.sd, digits)}"
     return Cell(fixed(found.mean, digits) + spread, found.mean)
 
@@ -289,9 +290,10 @@ def _gain(row: Row, benchmarks: Sequence[str]) -> Cell:
     return Cell(f"{mean} [{low}, {high}]", found.mean)
 
 
-def _mean(row: Row, benchmarks: Sequence[str], name: str, factor: float) -> Cell:
-    values = [factor * getattr(score, name) for benchmark in benchmarks for score in row.scores(benchmark)]
+def _mean(row: Row, benchmarks: Sequence[str], name: str, *, in_per_cent: bool = True) -> Cell:
+    values = [getattr(score, name) for benchmark in benchmarks for score in row.scores(benchmark)]
     mean = math.fsum(values) / len(values) if values else None
+    mean = per_cent(mean) if in_per_cent and mean is not None else mean
     return Cell(fixed(mean, 1), mean)
 
 

@@ -60,12 +60,25 @@ class Place:
         return self.run.evaluate_only or (self.path / "final" / "README.md").is_file()
 
     def evaluated(self) -> bool:
-        done = self.state().get("evaluate", {}).get("code") == 0
-        return self.run.evaluate is None or (done and "results" in self.results())
+        """By the sweep, or as it would by someone else."""
+        if self.run.evaluate is None:
+            return True
+        if noted := self.state().get("evaluate"):
+            return noted.get("code") == 0 and "results" in self.results()
+        return self._asked_otherwise() == []
 
     def results(self) -> dict[str, Any]:
         """What the evaluation wrote; nothing where it cannot be read."""
         return _read_json(self.evaluation / "evaluation.json")
+
+    def _asked_otherwise(self) -> list[str] | None:
+        """What an evaluation that is whole was asked otherwise than the sweep would; None where there is none."""
+        settings, results = _read_json(self.evaluation / "settings.json"), self.results().get("results")
+        if not settings or not isinstance(results, list) or not results:
+            return None
+        from opasd.sweep.asked import asked_otherwise
+
+        return asked_otherwise(self.run, self.path, settings)
 
     def next(self) -> Stage | None:
         """What is to be done; None when all is."""
@@ -159,9 +172,15 @@ class Place:
             raise ConfigError(
                 f"{self.evaluation} is of a run that is no longer there; remove it too, or give another --output"
             )
-        before = self.state().get("evaluate", {}).get("settings", self._settings("evaluate"))
-        if before != self._settings("evaluate") and self.run.evaluate is not None and self.evaluation.exists():
-            raise ConfigError(f"{self.evaluation} was made with other settings; give the same ones or another --output")
+        if self.run.evaluate is None or not self.evaluation.exists():
+            return
+        noted, told = self.state().get("evaluate"), ""
+        if noted is None and (changed := self._asked_otherwise()):
+            told = f" ({', '.join(changed)})"
+        if told or (noted and noted.get("settings", self._settings("evaluate")) != self._settings("evaluate")):
+            raise ConfigError(
+                f"{self.evaluation} was made with other settings{told}; give the same ones or another --output"
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
