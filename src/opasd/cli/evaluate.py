@@ -21,7 +21,6 @@ from opasd.errors import ConfigError
 if TYPE_CHECKING:
     from opasd.evaluation.loop import Evaluation
 
-PAPER = ("aime24", "aime25", "aime26", "hmmt25")
 EXAMPLES = """examples:
   opasd evaluate lab                                    the embedded model on its own task
   opasd evaluate base runs/a runs/b --benchmarks aime24,aime25
@@ -121,7 +120,7 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
     """What the options come to; mistakes are told before anything is loaded."""
     from opasd.config import ModelConfig
     from opasd.evaluation.benchmarks import find_benchmarks, load
-    from opasd.evaluation.profiles import profile
+    from opasd.evaluation.profiles import ASKED, PAPER, profile
     from opasd.evaluation.targets import LAB, resolve
 
     if options.revision and not options.model:
@@ -134,7 +133,7 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
     lab = all(target.model.name_or_path == LAB for target in targets)
     names = [name.strip() for name in ",".join(options.benchmarks).split(",") if name.strip()]
     entries = find_benchmarks(names or ([LAB] if lab else list(PAPER)))
-    changes = {name: getattr(options, name) for name in SAMPLING}
+    changes = {name: getattr(options, name) for name in ASKED}
     chosen = profile(options.profile or ("lab" if lab else "paper"), changes)
     loaded = [load(entry, options.data_dir, options.problems) for entry in entries]
     for one in loaded:
@@ -148,11 +147,6 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
     return Evaluation(
         targets, loaded, chosen, options.engine, options.max_batch, template_options=dict(options.template_option)
     )
-
-
-SAMPLING = (
-    "samples", "seed", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "budgets", "thinking",
-)  # fmt: skip
 
 
 def _opener(options: argparse.Namespace) -> Any:

@@ -8,6 +8,11 @@ from opasd.config import SamplingConfig, Section
 from opasd.errors import ConfigError
 from opasd.recipes.checking import explain
 
+PAPER = ("aime24", "aime25", "aime26", "hmmt25")
+"""The benchmarks that are asked where none are named."""
+ASKED = ("samples", "seed", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "budgets", "thinking")
+"""What a command may change about a profile."""
+
 
 class Profile(Section):
     """What is drawn for every problem."""

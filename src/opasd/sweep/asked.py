@@ -5,10 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from opasd.cli.evaluate import PAPER, SAMPLING
 from opasd.errors import OpasdError
 from opasd.evaluation.benchmarks import Benchmark, find_benchmarks, is_local, load
-from opasd.evaluation.profiles import profile
+from opasd.evaluation.profiles import ASKED, PAPER, profile
 from opasd.evaluation.targets import LAB
 from opasd.sweep.spec import Planned
 
@@ -19,9 +18,7 @@ def asked_otherwise(run: Planned, path: Path, settings: Mapping[str, Any]) -> li
     assert asked is not None
     lab = run.model == LAB
     try:
-        chosen = profile(
-            asked.profile or ("lab" if lab else "paper"), {name: getattr(asked, name) for name in SAMPLING}
-        )
+        chosen = profile(asked.profile or ("lab" if lab else "paper"), {name: getattr(asked, name) for name in ASKED})
         wanted = {
             "profile": chosen.model_dump(mode="json"),
             "engine": asked.engine or "transformers",
@@ -38,15 +35,8 @@ def asked_otherwise(run: Planned, path: Path, settings: Mapping[str, Any]) -> li
             found.append("benchmarks")
         elif not all(_same(entry, data_dir, asked.problems, settings["benchmarks"][entry.name]) for entry in entries):
             found.append("problems")
-    except (
-        OpasdError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # damaged, or nothing to compare with
-        return ["settings.json"]
+    except (OpasdError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ["settings.json"]  # damaged, or nothing to compare with
     return found
 
 
