@@ -815,3 +815,35 @@ def test_a_tokenizer_that_is_not_the_models(tmp_path):
     model.resize_token_embeddings(20)
     with pytest.raises(ConfigError, match=r"the tokenizer makes the token \d+, but the model has embeddings for 20"):
         make_trainer(tmp_path, model=model)
+
+
+def test_going_on_from_an_older_checkpoint_sets_the_newer_ones_aside(tmp_path):
+    """Else the next to go on would take one of them, whose steps are no longer on record."""
+    make_trainer(tmp_path, max_steps=6, save_steps=2).train()
+    again = make_trainer(tmp_path, max_steps=6, save_steps=4)
+
+    class Dies(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+    again.add_callback(Dies())
+    with pytest.raises(KeyboardInterrupt):
+        again.train(str(tmp_path / "checkpoint-2"))
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert {path.name for path in tmp_path.glob("aside-*")} == {"aside-checkpoint-4", "aside-checkpoint-6"}
+    make_trainer(tmp_path, max_steps=6, save_steps=4).train(True)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_of_another_name_or_place(tmp_path):
+    make_trainer(tmp_path / "first", max_steps=2, save_steps=2).train()
+    shutil.copytree(tmp_path / "first" / "checkpoint-2", tmp_path / "best")
+    make_trainer(tmp_path / "second", max_steps=3).train(str(tmp_path / "best"))
+    assert [row["step"] for row in rows(tmp_path / "second")] == [3]
+    assert (tmp_path / "second" / "data.json").exists()
+    with pytest.raises(ConfigError, match="no checkpoint .*absent; give the folder of one"):
+        make_trainer(tmp_path / "third").train(str(tmp_path / "absent"))
+    others = make_trainer(tmp_path / "fourth", train_dataset=PROBLEMS[:6])
+    with pytest.raises(ConfigError, match="the problems are not those that the run in .*first began with"):
+        others.train(str(tmp_path / "first" / "checkpoint-2"))

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import tempfile
 import zipfile
@@ -21,12 +22,19 @@ _FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"
 _RESUME = "--resume goes on from the last whole checkpoint (anew if there is none)"
 
 
-def check_checkpoint(path: Path, needed: Iterable[str]) -> None:
-    """Refuse a checkpoint of which a part is missing or cut; `needed` are patterns of files it must have."""
+def check_checkpoint(path: Path, needed: Iterable[str]) -> int:
+    """Its step; one of which a part is missing or cut is refused. `needed` are patterns of files it must have."""
+    if not path.is_dir():
+        raise ConfigError(f"no checkpoint {path}; give the folder of one")
     if damage := _damage(path, ("trainer_state.json", *needed)):
         raise ConfigError(
             f"{path} is damaged: {damage}; delete it, and --resume goes on from the one before (anew if there is none)"
         )
+    return _step(path)
+
+
+def _step(path: Path) -> int:
+    return TrainerState.load_from_json(str(path / "trainer_state.json")).global_step
 
 
 def _damage(path: Path, needed: Iterable[str]) -> str | None:
@@ -44,10 +52,11 @@ def _damage(path: Path, needed: Iterable[str]) -> str | None:
                         pass
                 except SafetensorError:
                     return f"{file.name} is cut"
-        step = TrainerState.load_from_json(str(path / "trainer_state.json")).global_step
+        step = _step(path)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"trainer_state.json or an index of it cannot be read ({error})"
-    return None if path.name.endswith(f"-{step}") else f"its trainer_state.json is of step {step}"
+    named = re.fullmatch(r"checkpoint-(\d+)", path.name)  # a copy may have another name
+    return None if named is None or int(named[1]) == step else f"its trainer_state.json is of step {step}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -451,18 +451,23 @@ class OPASDTrainer(Trainer):
             raise ConfigError(f"no run in {self.folder} to resume")
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(newest[0]) if (newest := checkpoints(self.folder)[-1:]) else None
+        step = None
         if resume_from_checkpoint:
-            check_same(self.accounts, self.folder / "data.json")
-            check_checkpoint(Path(resume_from_checkpoint), self._needed_to_resume())
+            checkpoint = Path(resume_from_checkpoint)
+            for known in {self.folder, checkpoint.parent}:  # its own run's, where it is another's
+                check_same(self.accounts, known / "data.json")
+            step = check_checkpoint(checkpoint, self._needed_to_resume())
             # Begun anew, a run also validates anew at its start.
-            self.args.eval_on_start = self._lacks_validation(_step_of(Path(resume_from_checkpoint)))
+            self.args.eval_on_start = self._lacks_validation(step)
         self.accelerator.wait_for_everyone()  # all have seen what there is
         if began and self.is_world_process_zero():
             for records in (self.metrics_file, self.samples_file):
-                if resume_from_checkpoint:
-                    records.rewind(_step_of(Path(resume_from_checkpoint)))
+                if step is not None:
+                    records.rewind(step)
                 else:
                     records.set_aside()
+            for newer in (path for path in checkpoints(self.folder) if step is not None and _step_of(path) > step):
+                set_aside(newer)  # or the next to go on would take it, whose records are gone
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _lacks_validation(self, step: int) -> bool:
@@ -477,6 +482,12 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit()]
     return sorted(found, key=_step_of)
+
+
+def set_aside(checkpoint: Path) -> None:
+    """Give it a name that nothing goes on from."""
+    names = (f"aside{n or ''}-{checkpoint.name}" for n in count())
+    checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -514,8 +525,9 @@ class _StepCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)  # a resumed run's own intervals, not its checkpoint's
         self.trainer.check()
-        if state.global_step == 0 and state.is_world_process_zero:
-            keep(self.trainer.accounts, self.trainer.folder / "data.json")
+        account = self.trainer.folder / "data.json"
+        if state.is_world_process_zero and (state.global_step == 0 or not account.exists()):
+            keep(self.trainer.accounts, account)
 
     def _stop_if_asked(self, control: TrainerControl) -> TrainerControl:
         if self.trainer.total(self.trainer.stop_requested) > 0:

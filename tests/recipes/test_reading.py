@@ -65,7 +65,7 @@ def test_every_evaluation_setting_is_an_option_of_evaluate() -> None:
     )  # fmt: skip
     options = vars(_parser().parse_args(["lab", *given.flags()]))
     expected = given.model_dump() | {
-        "benchmarks": "aime24,x.jsonl",
+        "benchmarks": ["aime24,x.jsonl"],
         "server": list(given.server),
         "data_dir": Path("d"),
     }
