@@ -19,8 +19,9 @@ from opasd.data import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import opasd_loss
 from opasd.records import Records
+from opasd.saving import checkpoints
 from opasd.scoring import Scorer
-from opasd.trainer import OPASDTrainer, _use_liger, checkpoints
+from opasd.trainer import OPASDTrainer, _use_liger
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]

@@ -1,6 +1,6 @@
 """The transformers model inside whatever wraps it, its context, what goes to its device, and whether that was full."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from opasd.errors import CaptureError
+from opasd.errors import CaptureError, ConfigError
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -33,6 +33,19 @@ def model_type(model: nn.Module) -> str:
 def context(config: Any) -> int:
     """The most tokens of a sequence that a model of this configuration was made for."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31)
+
+
+def check_vocabulary(model: nn.Module, size: int, contexts: Iterable[Sequence[int]]) -> None:
+    """Refuse contexts, of a tokenizer of so many tokens, that have one without an embedding in the model."""
+    rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)
+    if rows is None or size <= rows:
+        return
+    largest = max(map(max, contexts))
+    if largest >= rows:
+        raise ConfigError(
+            f"the tokenizer makes the token {largest}, but the model has embeddings for {rows}; give the model's own "
+            "tokenizer, or resize the embeddings"
+        )
 
 
 def send(values: "Sequence[Any] | np.ndarray[Any, Any] | Tensor", device: torch.device | str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is saved: whether a checkpoint is whole, folders that are written whole, and one message for a full disk."""
+"""What is saved: a run's checkpoints, whether one is whole, folders written whole, and one message for a full disk."""
 
 import errno
 import json
@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -20,6 +21,23 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"os error {code})" for code in _FULL))
 """What torch, safetensors and tokenizers say of a write that failed; they do not pass on the system's own error."""
 _RESUME = "--resume goes on from the last whole checkpoint (anew if there is none)"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit()]
+    return sorted(found, key=step_of)
+
+
+def set_aside(checkpoint: Path) -> None:
+    """Give it a name that nothing goes on from."""
+    names = (f"aside{n or ''}-{checkpoint.name}" for n in count())
+    checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in its name."""
+    return int(checkpoint.name.rsplit("-", 1)[-1])
 
 
 def check_checkpoint(path: Path, needed: Iterable[str]) -> int:

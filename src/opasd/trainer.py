@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
 from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.metrics import Window, validation_metrics
-from opasd.models import unwrap
+from opasd.models import check_vocabulary, unwrap
 from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, check_same, digest, keep
 from opasd.progress import Progress, told
 from opasd.prompts import PromptBuilder, PromptPair, PromptPairs
@@ -57,7 +57,7 @@ from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
 from opasd.rollout.factory import computes_in_half, make_engine
 from opasd.rollout.serving import ServingEngine
-from opasd.saving import check_checkpoint, told_if_full
+from opasd.saving import check_checkpoint, checkpoints, set_aside, step_of, told_if_full
 from opasd.scoring import Layout, Scorer, choose_layout
 from opasd.teacher import Teacher
 
@@ -113,7 +113,8 @@ class OPASDTrainer(Trainer):
         pairs, self.prompt_report = self.builder.pairs(given, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
-        check_vocabulary(model, processing_class, pairs)
+        contexts = (ids for pair in pairs for ids in (pair.student_ids, pair.teacher_ids))
+        check_vocabulary(model, len(processing_class), contexts)
         self.num_problems = len(pairs)
         self.accounts = {"data": Account(train.report, self.prompt_report, digest(pairs.problems))}
         self.validation_sets: dict[str, RunSet] = {}
@@ -466,7 +467,7 @@ class OPASDTrainer(Trainer):
                     records.rewind(step)
                 else:
                     records.set_aside()
-            for newer in (path for path in checkpoints(self.folder) if step is not None and _step_of(path) > step):
+            for newer in (path for path in checkpoints(self.folder) if step is not None and step_of(path) > step):
                 set_aside(newer)  # or the next to go on would take it, whose records are gone
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -476,22 +477,6 @@ class OPASDTrainer(Trainer):
         made = any(row["step"] == step and any(name.startswith("validation/") for name in row)
                    for row in self.metrics_file)  # fmt: skip
         return bool(self.validation_sets and every) and step % every == 0 and not made
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit()]
-    return sorted(found, key=_step_of)
-
-
-def set_aside(checkpoint: Path) -> None:
-    """Give it a name that nothing goes on from."""
-    names = (f"aside{n or ''}-{checkpoint.name}" for n in count())
-    checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[-1])
 
 
 class _StepCallback(TrainerCallback):
@@ -572,20 +557,6 @@ def _told_as(setting: str, value: Any, others: str) -> Iterator[None]:
         raise ConfigError(
             f"{setting}: {name} cannot be made: {reason}; change it or, in train.extra, {others}"
         ) from error
-
-
-def check_vocabulary(model: nn.Module, tokenizer: PreTrainedTokenizerBase, pairs: PromptPairs) -> None:
-    """Refuse contexts with tokens that the model has no embedding for."""
-    embedding = unwrap(model).get_input_embeddings()
-    rows = getattr(embedding, "num_embeddings", None)
-    if rows is None or len(tokenizer) <= rows:
-        return
-    largest = max(max(*pair.student_ids, *pair.teacher_ids) for pair in pairs)
-    if largest >= rows:
-        raise ConfigError(
-            f"the tokenizer makes the token {largest}, but the model has embeddings for {rows}; give the model's own "
-            "tokenizer, or resize the embeddings"
-        )
 
 
 def _use_liger(model: nn.Module, args: TrainingArguments) -> None:

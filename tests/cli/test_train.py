@@ -25,6 +25,13 @@ def test_a_run_gets_a_folder_and_is_never_overwritten(opasd: CommandLine) -> Non
     assert any(re.fullmatch(r"lab-\d{8}-\d{6}", path.name) for path in folder.parent.iterdir())
 
 
+def test_what_may_not_be_meant_is_told_before_it_runs(opasd: CommandLine) -> None:
+    code, _, errors = opasd("train", "lab", "--name", "x", "--validation-data.lab", "null")
+    assert code == 0
+    assert "warning: no validation_data: the run will not be validated\n" in errors
+    assert "warning" not in opasd("train", "lab", "--name", "y")[2]
+
+
 def test_resume_takes_the_folders_configuration(opasd: CommandLine) -> None:
     opasd("train", "lab", "--name", "x", "--train.max-steps", "3")
     assert opasd("train", "--resume", "runs/x")[0] == 0

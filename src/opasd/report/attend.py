@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from opasd.config import DataConfig, ModelConfig, RunConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError
+from opasd.evaluation.benchmarks import packaged
 from opasd.evaluation.grading import is_correct
 from opasd.models import context
 from opasd.prompts import PromptBuilder
@@ -27,12 +28,11 @@ from opasd.rollout import Rollout
 from opasd.rollout.engine import derive_seed
 from opasd.rollout.transformers import TransformersEngine, stop_ids
 from opasd.run import RunFolder
+from opasd.saving import checkpoints
 from opasd.scoring import Scorer
 from opasd.training import LAB, load_model, load_tokenizer, problems
 
 BEFORE, AFTER = "before", "after"
-LAB_PROBLEMS = 1200
-"""As many as the benchmark `lab` has."""
 GIVEN, SAMPLED = "given", "sampled"
 
 
@@ -117,8 +117,6 @@ def load(source: str) -> Subject:
 
 
 def _load_run(run: RunFolder) -> Subject:
-    from opasd.trainer import checkpoints
-
     trained = next((path for path in (run.path / "final", *reversed(checkpoints(run.path))) if path.is_dir()), None)
     if trained is None:
         raise ConfigError(f"{run.path} has neither a final model nor a checkpoint yet; wait for its first checkpoint")
@@ -198,7 +196,7 @@ def _problems(subject: Subject, data: str | None, numbers: Sequence[int]) -> lis
     """The asked-for problems; of the lab those that no run has trained on."""
     config = DataConfig(source=data) if data else subject.config.data
     if config.source == LAB:
-        config = DataConfig(source=LAB, sample=min(max(numbers), LAB_PROBLEMS), seed=0)
+        config = DataConfig(source=LAB, sample=min(max(numbers), packaged()[LAB].problems or 0), seed=0)
     found = problems(config, "test")
     if max(numbers) > len(found):
         raise ConfigError(f"--problem {max(numbers)}: {config.source} has {len(found)} problems")
