@@ -1,9 +1,8 @@
 """A sweep's folder as it is kept here: python results/pack.py SWEEP TARGET [--unfinished] [--counts]
 
 Records are compressed; weights, logs, tables and all but the head of a card are left out. Of several answers to a
-problem the first keeps its text, or with --counts what is counted in it: epistemic markers, and whether it speaks of a
-reference; all keep verdict and length. Folders of the machine that it ran on are cut to their last part. Evaluations
-that were not finished are left out unless asked for.
+problem the first keeps its text, or with --counts what reading.py reads in it; all keep verdict and length. Folders of
+the machine that it ran on are cut to their last part. Evaluations that were not finished are left out unless asked for.
 """
 
 import gzip
@@ -11,25 +10,12 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-from opasd.analysis.leaks import leak_pattern
-from opasd.analysis.markers import count_markers
-from opasd.config import PromptConfig
+from reading import counted
 
-LEAK = leak_pattern(PromptConfig())
-assert LEAK is not None
 KEPT = {"config.yaml", "environment.json", "settings.json", "README.md"}
 RECORDS = {"metrics.jsonl", "samples.jsonl", "evaluation.json"}
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+(?=[\w.-]+)")
-
-
-def counted(row: dict[str, Any]) -> dict[str, Any]:
-    """An answer with what is counted in its text, in its place; without a text as it is."""
-    if "text" not in row:
-        return row
-    rest = {key: value for key, value in row.items() if key != "text"}
-    return rest | {"markers": dict(count_markers(row["text"])), "leak": LEAK.search(row["text"]) is not None}
 
 
 def answers(text: str, counts: bool) -> str:
@@ -41,7 +27,7 @@ def answers(text: str, counts: bool) -> str:
         row.pop("seed", None)
         if row.get("sample"):
             row.pop("text", None)
-    rows = [counted(row) for row in rows] if counts else rows
+    rows = [counted(row, row.get("benchmark") == "arithmetic") for row in rows] if counts else rows
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 

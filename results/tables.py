@@ -10,14 +10,13 @@ whose text is kept, or its counts. Leaks are counted by the package's own wordin
 import gzip
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pack import LEAK, counted
+from reading import SIGNS, counted
 
 from opasd.evaluation.statistics import estimate
 
@@ -33,13 +32,6 @@ KEYS = (
     "attention/solution_mass",
     "grad_norm",
 )
-LINE = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \d+\\\)\.$", re.MULTILINE)
-"""A step of a solution."""
-EQUATION = re.compile(r"(?<![\d.])(\d+)\s*(\+|-|\\times|\*|×|\\cdot)\s*(\d+)\s*=\s*(\d{1,7})(?![\d.])")
-CODE = re.compile(r"```.*?```", re.DOTALL)
-BACKWARDS = re.compile(r"\b(?:in reverse|backwards?|from the final answer|reverse order|reverse the)\b", re.IGNORECASE)
-REFUSAL = re.compile(r"I(?:'m| am) sorry|I apologize", re.IGNORECASE)
-PROVIDED = re.compile(r"\bsolution\b[^.]*\bprovided\b|\bprovided\b[^.]*\bsolution\b", re.IGNORECASE)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -76,8 +68,9 @@ class Evaluated:
         return len(next(iter(self.right.values())))
 
     @cached_property
-    def texts(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows if "text" in row]
+    def read(self) -> list[dict[str, Any]]:
+        """The answers whose texts were read, each problem's first."""
+        return [row for row in map(counted, self.rows) if "markers" in row]
 
     def shares(self, samples: int | None = None) -> dict[str, float]:
         """Of each problem's first answers, how many are right."""
@@ -104,7 +97,7 @@ class Evaluated:
             f"{cut:.1f} % cut off",
             f"{unboxed:.1f} % without an answer",
         ]
-        if first := [row for row in map(counted, self.rows) if "markers" in row]:
+        if first := self.read:
             markers = sum(sum(row["markers"].values()) for row in first)
             tokens, leaks = (sum(row[key] for row in first) for key in ("tokens", "leak"))
             cells += [f"{1000 * markers / tokens:.2f} markers per 1,000", f"{100 * leaks / len(first):.1f} % leak"]
@@ -190,43 +183,18 @@ def earlier() -> None:
     print(f"opasd-problem - opasd, seed 1: {found['opasd-problem-seed-1'].minus(found['opasd-seed-1'])}")
 
 
-def form(text: str) -> str:
-    """How an answer is written: as the solutions are, with code, or otherwise."""
-    return "solution's form" if len(LINE.findall(text)) >= 4 else "code" if "```" in text else "other"
-
-
-def equations(text: str) -> list[bool]:
-    """Whether each equation of two numbers is true; those in code are left out."""
-    return [
-        {"+": int(a) + int(b), "-": int(a) - int(b)}.get(sign, int(a) * int(b)) == int(c)
-        for a, sign, b, c in EQUATION.findall(CODE.sub("", text))
-    ]
-
-
-def endless(text: str) -> bool:
-    """A number of 20 digits or more, or eight words in a row four times, or a sentence three times."""
-    words = text.split()
-    rows = Counter(zip(*(words[start:] for start in range(8)), strict=False))
-    sentences = Counter(part.strip() for part in re.split(r"[\n.]+", text) if len(part.strip()) > 25)
-    return (
-        re.search(r"\d{20,}", text) is not None
-        or max(rows.values(), default=0) >= 4
-        or max(sentences.values(), default=0) >= 3
-    )
-
-
 def texts(folder: str, base: Evaluated) -> None:
     """Forms, and what the base's accuracy in each would make of them; equations; what else the answers have."""
     print(f"\ntexts of {folder}")
     plain: dict[str, float] = {}
     models = {"base": base} | {name: evaluated(folder, name) for name in names_of(folder)}
     for name, model in models.items():
-        rows = model.texts
+        rows = [row for row in model.read if "form" in row]
         if not rows:
             continue
         found: dict[str, list[bool]] = {}
         for row in rows:
-            found.setdefault(form(row["text"]), []).append(row["verdict"] == "correct")
+            found.setdefault(row["form"], []).append(row["verdict"] == "correct")
         cells = {kind: (len(right) / len(rows), float(np.mean(right))) for kind, right in sorted(found.items())}
         plain = plain or {kind: right for kind, (_, right) in cells.items()}
         told = ", ".join(
@@ -234,31 +202,21 @@ def texts(folder: str, base: Evaluated) -> None:
         )
         expected = 100 * sum(part * plain.get(kind, 0.0) for kind, (part, _) in cells.items())
         right = 100 * np.mean([row["verdict"] == "correct" for row in rows])
-        judged = [equations(row["text"]) for row in rows]
-        true = 100 * np.mean([one for several in judged for one in several])
+        true, written = np.sum([row["equations"] for row in rows], 0)
         leaks, clean = (
-            100
-            * np.mean(
-                [row["verdict"] == "correct" for row in rows if bool(LEAK.search(row["text"])) is wanted] or [np.nan]
-            )
+            100 * np.mean([row["verdict"] == "correct" for row in rows if row["leak"] is wanted] or [np.nan])
             for wanted in (True, False)
         )
-        early = [found.start() < 200 for row in rows if (found := LEAK.search(row["text"]))]
-        cut = [endless(row["text"]) for row in rows if row["finish_reason"] == "length"]
-        shares = {
-            "an output block": np.mean(["```output" in row["text"] for row in rows]),
-            "the word reference": np.mean(["reference" in row["text"].lower() for row in rows]),
-            "a refusal": np.mean([REFUSAL.match(row["text"]) is not None for row in rows]),
-            "a solution that was provided": np.mean([PROVIDED.search(row["text"]) is not None for row in rows]),
-            "backwards": np.mean([BACKWARDS.search(row["text"]) is not None for row in rows]),
-            "wrong with a false equation, of those not right": np.mean(
-                [not all(several) for several, row in zip(judged, rows, strict=True) if row["verdict"] != "correct"]
-            ),
-        }
+        early = [row["leak_at"] < 200 for row in rows if row["leak"]]
+        cut = ["endless" in row["signs"] for row in rows if row["finish_reason"] == "length"]
+        shares = {sign: np.mean([sign in row["signs"] for row in rows]) for sign in SIGNS if sign != "endless"}
+        shares["wrong with a false equation, of those not right"] = np.mean(
+            [row["equations"][0] < row["equations"][1] for row in rows if row["verdict"] != "correct"]
+        )
         parts = [
             told,
             f"right {right:.1f}, with the base's accuracy in each form {expected:.1f}",
-            f"equations true {true:.1f} %",
+            f"equations true {100 * true / written:.1f} %",
             *(f"{what} {100 * share:.1f} %" for what, share in shares.items()),
             f"right where it leaks {leaks:.0f}, elsewhere {clean:.0f} %",
             f"of the leaks in the first 200 characters {100 * np.mean(early or [np.nan]):.0f} %",
@@ -299,10 +257,11 @@ def read_gsm8k() -> None:
 def collapse() -> None:
     """What the rollouts of moving teachers look like, step by step."""
     print("\nmoving teachers, rollouts by step: right, cut off, leaks in per cent, tokens")
-    for name in ("ema", "live"):
-        rows = [row for row in rows_of(HERE / f"arithmetic/ablations/{name}/metrics.jsonl.gz") if "grad_norm" in row]
+    moving = ("opsd-ema", "opsd-live", "ema-bare", "live-bare")
+    for name in ("ablations/ema", "ablations/live", *(f"moving/{run}" for run in moving)):
+        rows = [row for row in rows_of(HERE / f"arithmetic/{name}/metrics.jsonl.gz") if "grad_norm" in row]
         for row in rows:
-            shares = [100 * row[f"rollout/{key}"] for key in ("accuracy", "truncated", "leaks")]
+            shares = [100 * row.get(f"rollout/{key}", np.nan) for key in ("accuracy", "truncated", "leaks")]
             cells = [*(f"{share:.0f}" for share in shares), f"{row['rollout/length_mean']:.0f}"]
             print(f"{name}, step {row['step']}: {', '.join(cells)}")
 
@@ -335,11 +294,21 @@ def main() -> None:
         print(f"opasd-problem-seed-1 - {other}: {found['opasd-problem-seed-1'].minus(model)}")
     earlier()
     table("arithmetic/ablations", {"base": base, **one})
+    moving = table("arithmetic/moving", {"base": base, **one})
+    print(f"opasd - opsd, moving average of 0.99: {moving['ema-0.99'].minus(moving['opsd-ema-0.99'])}")
     collapse()
+    table("arithmetic/rates", {})
+    chosen = found | table("arithmetic/chosen", {"base": base})
+    over_seeds(chosen, base, ("opasd-2e-4", "opsd-1e-4", "opsd-pointwise-1e-6", "opsd-per-token-5e-5"))
+    difference(chosen, "opasd-2e-4", "opsd-1e-4")
+    for mine, theirs in (("opasd-2e-4", "opasd"), ("opsd-1e-4", "opsd"), ("opsd-per-token-5e-5", "opsd")):
+        difference(chosen, mine, theirs)
     seen = table("arithmetic/references", {"base": base, **one})
     for kind in ("answer", "others", "silent", "bare"):
         print(f"opasd - opsd, {kind}: {seen[f'opasd-{kind}'].minus(seen[f'opsd-{kind}'])}")
     print(f"attention - opsd, answer: {seen['attention-answer'].minus(seen['opsd-answer'])}")
+    for name in ("ema-bare", "live-bare"):
+        print(f"{name} - opasd-bare: {moving[name].minus(seen['opasd-bare'])}")
     for name in ("opsd", "opasd"):
         gained, other = (model.gaps(base, 2) for model in (one[name], seen[f"{name}-others"]))
         pairs = np.array([[other[problem], gained[problem]] for problem in gained])
@@ -348,6 +317,8 @@ def main() -> None:
         low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
         interval = f"{100 * part:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
         print(f"{name}: with another problem's solution {interval} of the gain")
+    more = table("arithmetic/answer-seeds", {"base": base})
+    print(f"attention - opsd, answer, seed 42: {more['attention-answer-seed-42'].minus(more['opsd-answer-seed-42'])}")
     long = table("arithmetic/long", {"base": base})
     for clip, mine, theirs in (
         ("per-token", "opasd-paper", "opsd-paper-per-token"),
@@ -355,9 +326,12 @@ def main() -> None:
         ("no", "opasd", "opsd"),
     ):
         print(f"opasd - opsd, {clip} clip: {long[mine].minus(long[theirs])}")
-    for name, model in one.items():
-        print(f"{name}, no clip, 120 steps - 40: {long[name].minus(model)}")
-    for folder in ("objectives", "references", "ablations", "long"):
+    seeds = table("arithmetic/long-seeds", {"base": base}) | {f"{name}-seed-1": long[name] for name in one}
+    over_seeds(seeds, base, ("opasd", "opsd"))
+    difference(seeds, "opasd", "opsd")
+    for name in one:
+        difference(seeds | {f"40 steps of {run}": model for run, model in found.items()}, name, f"40 steps of {name}")
+    for folder in ("objectives", "references", "answer-seeds", "ablations", "moving", "chosen", "long", "long-seeds"):
         texts(f"arithmetic/{folder}", base)
     larger = evaluated("arithmetic/1.5b", "base")
     print(f"\narithmetic, 1.5B, base: {larger}")

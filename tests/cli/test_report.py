@@ -21,6 +21,19 @@ def test_a_report_of_runs_and_published_numbers(tmp_path, capsys):
     assert main(["report", *arguments]) == 0
 
 
+def test_what_is_missing_everywhere_is_said_once(tmp_path, capsys):
+    for name in ("a", "b", "c", "d", "e"):
+        run = make_run(tmp_path / "runs", name)
+        (run / "samples.jsonl").unlink()
+    (run / "environment.json").unlink()
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "a, b and 2 more: samples.jsonl is missing: there are no samples",
+        "e: environment.json is missing: the environment is not known",
+        "e: samples.jsonl is missing: there are no samples",
+    ]
+
+
 def test_figures_as_png(tmp_path):
     evaluation = make_evaluation(tmp_path / "e", {"base": None})
     assert main(["report", str(evaluation), "--out", str(tmp_path / "out"), "--png"]) == 0

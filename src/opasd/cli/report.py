@@ -35,6 +35,7 @@ def run(args: list[str]) -> int:
         raise ConfigError("nothing to report on; give run folders, such as runs/NAME, or --facts paper")
     from opasd.report.facts import read_facts
     from opasd.report.folders import read_runs
+    from opasd.report.page import alike
     from opasd.report.png import rasteriser
     from opasd.report.write import check_folder, make, write
 
@@ -42,9 +43,10 @@ def run(args: list[str]) -> int:
     rasterise = rasteriser() if options.png else None
     facts = [read_facts(name) for name in options.facts]
     runs = read_runs(options.runs)
-    for one in runs:
-        for note in one.notes:
-            sys.stderr.write(f"{one.name}: {note}\n")
+    for names, notes in alike({one.name: one.notes for one in runs}):
+        told = ", ".join(names) if len(names) < 4 else f"{', '.join(names[:2])} and {len(names) - 2} more"
+        for note in notes:
+            sys.stderr.write(f"{told}: {note}\n")
     page = write(make(runs, facts, title=options.title), options.out, rasterise)
     sys.stdout.write(f"{page}\n")
     return 0

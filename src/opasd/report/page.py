@@ -4,6 +4,7 @@ Whatever came from a run or a model is escaped as HTML or embedded as JSON and s
 names the page's own scripts and styles by their digests, so nothing else could run even if something slipped through.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -134,16 +135,22 @@ class Page:
         )
 
 
-def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
-    """What the reader must know first: each name with its remarks; names with the same ones together."""
+def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[str]]]:
+    """Names that have the same remarks, but for the files' own names, together; those without any are left out."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, remarks in items.items():
         if remarks:
-            groups.setdefault(tuple(remark.replace(name, "…") for remark in remarks), []).append(name)
+            own = re.compile(rf"^{re.escape(name)}(?=[./])")
+            groups.setdefault(tuple(own.sub("…", remark) for remark in remarks), []).append(name)
+    return [(names, same if len(names) > 1 else items[names[0]]) for same, names in groups.items()]
+
+
+def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
+    """What the reader must know first: each name with its remarks."""
     rows = ""
-    for alike, names in groups.items():
+    for names, remarks in alike(items):
         bold = ", ".join(f"<b><bdi>{safe(name)}</bdi></b>" for name in names)
-        rows += f"<li>{bold}: {safe('; '.join(alike if len(names) > 1 else items[names[0]]))}</li>"
+        rows += f"<li>{bold}: {safe('; '.join(remarks))}</li>"
     return f'<div class="notice"><b>{safe(heading)}</b><ul>{rows}</ul></div>' if rows else ""
 
 
