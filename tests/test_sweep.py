@@ -404,6 +404,22 @@ def test_the_table_has_means_over_seeds_intervals_and_differences(tmp_path: Path
     assert [cell.text for cell in seeds.rows[5][1:]] == ["± 0.35", "± 0.70", "± 0.87", "± 1.03", "± 0.35"]
 
 
+def test_a_run_stands_beside_the_base_that_was_asked_the_same_way(tmp_path: Path) -> None:
+    found = sweep(
+        "recipe: lab\nevaluate: {temperature: 0.6}\n"
+        "runs: [{name: warm, evaluate: {temperature: 1.0}}, {name: more, evaluate: {samples: 3}},"
+        " {name: thought, evaluate: {thinking: true}}, {name: as-the-profile}]\nwith_base: true"
+    )
+    assert found.runs[0].evaluate_only
+    for run in found.runs:
+        samples = run.evaluate.samples or 1
+        made(tmp_path, run, {"lab": [0 if run.evaluate_only else samples] * 4}, samples=samples)
+    outcomes = [results.read_outcome(Place(run, tmp_path), ()) for run in found.runs]
+    rows = {row.label: row for row in results.rows_of(outcomes)}
+    compared = {label: row.gain(["lab"]) is not None for label, row in rows.items() if not row.run.evaluate_only}
+    assert compared == {"warm": False, "more": True, "thought": False, "as-the-profile": True}
+
+
 def test_the_table_tells_the_papers_number_budgets_and_what_is_missing(tmp_path: Path) -> None:
     found = load_sweep(["lambda"])
     made(tmp_path, found.runs[0], {"aime24": [1, 0, 1, 0]})

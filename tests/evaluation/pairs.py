@@ -599,6 +599,10 @@ BOXED: list[tuple[str, str, str, Verdict]] = [
     ("choice", "(A)", "A or B", W),
     ("choice", r"\text{(A)}", r"\text{(A)} \text{ and } \text{(B)}", W),
     ("choice", r"\text{(B)}", r"\text{(B) } A = 3", C),
+    ("choice", r"\text{(D)}", "(D) both (A) and (B)", C),
+    ("choice", r"\text{(D)}", r"\text{(D)} \text{ Neither (A) nor (B)}", C),
+    ("choice", r"\text{(A)}", "(D) both (A) and (B)", W),
+    ("choice", r"\text{(A)}", "(A) (B)", W),
     # nothing in it
     ("empty", "5", " ", N),
     ("empty", "5", "$$", W),

@@ -64,6 +64,7 @@ _CHOICE_FIRST = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _PROSE = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:[,;/&]|(?:or|and|is|but|not|nor)\b)", re.ASCII | re.IGNORECASE)
+_OF_OTHERS = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:both|all|neither|none|only)\b", re.ASCII | re.IGNORECASE)
 _LABEL = re.compile(r"(?<![\w\\])(?:\([A-J]\)|\[[A-J]\]|[A-J][.:](?=\s))", re.ASCII)
 _LABEL_CLOSED = re.compile(r"[^(\[]*(?<![\w\\])[A-J]\)", re.ASCII)
 _LETTER = re.compile(r"(?<![\w\\])[A-J](?!\w)", re.ASCII)
@@ -165,9 +166,10 @@ def choice(text: str, *, marked: bool = False) -> str | None:
         return None
     letter, rest = next(filter(None, found.groups())), text[found.end() :]
     # What follows a marked letter, `(C)`, `C.`, `C:`, is the option's own text, which may have letters but no other
-    # marked one; what follows a bare letter, or goes on as a sentence, must have no other letter at all.
+    # marked one, unless it speaks of others, `both (A) and (B)`; what follows a bare letter, or goes on as a sentence,
+    # must have no other letter at all.
     if text[found.end() - 1] in ".:)]" and not _PROSE.match(rest):
-        hedged = _LABEL.search(rest) or _LABEL_CLOSED.match(rest)
+        hedged = None if _OF_OTHERS.match(rest) else _LABEL.search(rest) or _LABEL_CLOSED.match(rest)
     elif letter.islower():
         hedged = _LETTER_LOWER.search(rest) or _LETTER.search(rest) or (letter == "a" and _RUNNING_TEXT.match(rest))
     else:

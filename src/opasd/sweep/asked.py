@@ -7,7 +7,7 @@ from typing import Any
 
 from opasd.errors import OpasdError
 from opasd.evaluation.benchmarks import Benchmark, find_benchmarks, is_local, load
-from opasd.evaluation.profiles import ASKED, PAPER, profile
+from opasd.evaluation.profiles import PAPER
 from opasd.evaluation.targets import LAB
 from opasd.sweep.spec import Planned
 
@@ -18,7 +18,8 @@ def asked_otherwise(run: Planned, path: Path, settings: Mapping[str, Any]) -> li
     assert asked is not None
     lab = run.model == LAB
     try:
-        chosen = profile(asked.profile or ("lab" if lab else "paper"), {name: getattr(asked, name) for name in ASKED})
+        chosen = run.asked()
+        assert chosen is not None
         wanted = {
             "profile": chosen.model_dump(mode="json"),
             "engine": asked.engine or "transformers",

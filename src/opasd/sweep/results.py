@@ -1,7 +1,8 @@
 """What a sweep came to: one row for each run, or for the runs that differ in their seed alone, as tables and as JSON.
 
 A single run's accuracy has a 95 % interval by bootstrap over problems. Several seeds give mean ± sample standard
-deviation and the 95 % interval of the mean by Student's t. `against base` is paired on the same problems.
+deviation and the 95 % interval of the mean by Student's t. `against base` is paired on the same problems, with the same
+model's row that was asked in the same way.
 """
 
 import json
@@ -97,7 +98,7 @@ class Row:
     outcomes: list[Outcome]
     budget: int | None
     against: "Row | None" = None
-    """The same model untrained."""
+    """The same model untrained, asked in the same way."""
 
     @property
     def run(self) -> Planned:
@@ -160,11 +161,18 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     for several in groups.values():
         budgets = sorted({budget for one in several for _, budget in one.scores}) or [None]
         rows += [Row(several, budget) for budget in budgets]
-    bases = {(row.run.model, row.budget): row for row in rows if row.run.evaluate_only}
+    bases = {_asked(row): row for row in rows if row.run.evaluate_only}
     for row in rows:
         if not row.run.evaluate_only:
-            row.against = bases.get((row.run.model, row.budget))
+            row.against = bases.get(_asked(row))
     return rows
+
+
+def _asked(row: Row) -> str:
+    """Which model, and how its answers were drawn: what a run and its base must have in common."""
+    run, asked = row.run, row.run.asked()
+    drawn = asked and (asked.sampling.model_dump(exclude={"max_new_tokens"}), asked.thinking)
+    return repr((run.model, row.budget, drawn, sorted(run.config.prompts.template_options.items())))
 
 
 def _without_seed(run: Planned) -> str:

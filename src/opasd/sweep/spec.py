@@ -25,6 +25,8 @@ from pydantic import Field, ValidationError
 
 from opasd.config import RunConfig, Section
 from opasd.errors import ConfigError
+from opasd.evaluation.profiles import ASKED, Profile, profile
+from opasd.evaluation.targets import LAB
 from opasd.recipes import Recipe, laid_over, load_recipe, merged, recipe_names
 from opasd.recipes.checking import explain, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
@@ -118,6 +120,13 @@ class Planned:
     @property
     def model(self) -> str:
         return self.config.model.name_or_path
+
+    def asked(self) -> Profile | None:
+        """How its model is asked; None: not at all."""
+        if self.evaluate is None:
+            return None
+        name = self.evaluate.profile or ("lab" if self.model == LAB else "paper")
+        return profile(name, {field: getattr(self.evaluate, field) for field in ASKED})
 
     def untrained(self) -> list[str]:
         """The model as it is, as `opasd evaluate` is given it."""
