@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +41,7 @@ MAX_DIFF_BYTES = 1 << 20
 STAGED = ".new-"
 """How the name of a folder begins that is being written, or was when its writer was killed."""
 _CONFIG, _ENVIRONMENT, _LOCK = "config.yaml", "environment.json", ".lock"
+_CONTINUED = re.compile(r"environment-([1-9]\d*)\.json", re.ASCII)
 _SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
 """The end of a flag whose value is nobody's business; objective.token.clip is no such flag."""
 
@@ -107,6 +108,14 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written to ({error.strerror}); free space or rights") from error
         return type(self)(self.path, config)
+
+    def take_back(self) -> None:
+        """Undo the last `continued`, of which nothing came."""
+        numbers = [int(found[1]) for path in self.path.iterdir() if (found := _CONTINUED.fullmatch(path.name))]
+        if numbers:
+            (self.path / f"environment-{max(numbers)}.json").unlink()
+            with suppress(FileNotFoundError):
+                (self.path / f"config-{max(numbers)}.yaml").replace(self.path / _CONFIG)
 
     def has_ended(self, max_steps: int) -> bool:
         """Whether the run is finished and keeps no checkpoint; an error if it should then go on to `max_steps`."""

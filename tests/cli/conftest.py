@@ -16,7 +16,9 @@ def train(config, folder, *, resume):
     rank = os.environ.get("RANK", "0")
     (folder / f"called-{rank}").write_text(f"{config.train.max_steps} {resume} {os.environ.get('ACCELERATE_USE_CPU')}")
     what = os.environ.get("STAND_IN")
-    if what == "mistake":
+    if what == "later mistake":
+        (folder / "metrics.jsonl").write_text('{"step": 1}\\n{"step": 2}\\n')
+    if what in ("mistake", "later mistake"):
         from opasd.errors import DataError
         raise DataError("no such column; name another")
     if what == "bug":
@@ -68,9 +70,9 @@ class CommandLine:
             output, errors = process.communicate(timeout=100)
         return process.returncode, output, errors
 
-    def refuses(self, *args: str) -> str:
+    def refuses(self, *args: str, **environment: str) -> str:
         """The message of a mistake: exit code 2, no traceback, one error."""
-        code, _, errors = self(*args)
+        code, _, errors = self(*args, **environment)
         assert code == 2, errors
         assert "Traceback" not in errors
         return errors

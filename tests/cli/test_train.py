@@ -46,6 +46,25 @@ def test_resume_takes_the_folders_configuration(opasd: CommandLine) -> None:
     opasd.refuses("train", "--resume")
 
 
+def test_a_resumption_that_is_refused_changes_nothing(opasd: CommandLine) -> None:
+    opasd("train", "lab", "--name", "x", "--train.max-steps", "3")
+    folder = opasd.folder / "runs" / "x"
+    assert opasd("train", "--resume", "runs/x", "--train.max-steps", "5")[0] == 0
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+
+    def files() -> dict[str, str]:
+        return {path.name: path.read_text() for path in folder.glob("[!.]*") if "called" not in path.name}
+
+    before = files()
+    longer = ("train", "--resume", "runs/x", "--train.max-steps", "7")
+    assert "no such column" in opasd.refuses(*longer, STAND_IN="mistake")
+    assert files() == before
+    assert RunFolder.open(folder).config.train.max_steps == 5
+    assert "no such column" in opasd.refuses(*longer, STAND_IN="later mistake")  # after a step, which stays
+    assert RunFolder.open(folder).config.train.max_steps == 7
+    assert (folder / "environment-2.json").exists()
+
+
 def test_a_finished_run_without_checkpoints_is_left_as_it_is(opasd: CommandLine) -> None:
     opasd("train", "lab", "--name", "x", "--train.max-steps", "3")
     folder = opasd.folder / "runs" / "x"

@@ -110,12 +110,16 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
             path = heard
         from opasd import training
 
+        before = _traces(path)
         try:
             outcome = training.train(config, path, resume=earlier is not None)
         except OpasdError:
             # A mistake found before the first step must not use the name up; other processes may still look into it.
-            if processes.world == 1 and earlier is None and not any(list(path.glob(trace)) for trace in _TRACES):
+            if processes.world == 1 and earlier is None and not _traces(path):
                 shutil.rmtree(path, ignore_errors=True)
+            # Nor must one found before a run goes on change how it goes on the next time.
+            if processes.first and earlier is not None and _traces(path) == before:
+                earlier.take_back()
             raise
     if not processes.first:
         return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
@@ -125,6 +129,12 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
         return STOPPED
     sys.stderr.write(f"finished: {path / 'final'}\n")
     return 0
+
+
+def _traces(path: Path) -> list[tuple[str, int]]:
+    """What a run leaves once it has begun, with sizes."""
+    found = (one for trace in _TRACES for one in path.glob(trace))
+    return sorted((one.name, one.stat().st_size) for one in found)
 
 
 def _folder(config: RunConfig, name: str, earlier: RunFolder | None, held: ExitStack) -> RunFolder:
