@@ -204,6 +204,21 @@ def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.Capture
     assert capfd.readouterr().err == "error: out has samples.jsonl but no settings.json; give a new --output\n"
 
 
+@pytest.mark.parametrize("name", ["problems.jsonl", "evaluation.json", "settings.json"])
+def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(
+    here: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    mine = here / "mine"
+    mine.mkdir()
+    (mine / name).write_text('{"problem": "What is 2 + 2?", "answer": "4"}\n')
+    assert evaluate("lab", "--problems", "1", "--max-new-tokens", "2", "--output", "mine") == 2
+    told = capfd.readouterr().err
+    assert told.startswith(f"error: mine{'/' if 'settings' in name else ' has '}{name}")
+    assert told.endswith("give a new --output\n")
+    assert [path.name for path in mine.iterdir() if not path.name.startswith(".")] == [name]
+    assert (mine / name).read_text() == '{"problem": "What is 2 + 2?", "answer": "4"}\n'
+
+
 def test_a_folder_without_samples_takes_other_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What could not begin must not stand in the way of the same command put right."""
     args = ["lab", "--problems", "2", "--output", "out", "--budgets"]

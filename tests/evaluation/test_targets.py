@@ -135,6 +135,13 @@ def test_fingerprints_follow_the_files(here):
     assert resolve(["runs/a"])[0].describe()["fingerprint"] != second
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "generation_config.json"])
+def test_fingerprints_follow_how_a_model_is_asked(here, name):
+    before = resolve(["merged"])[0].describe()["fingerprint"]
+    (here / "merged" / name).write_text("{}")
+    assert resolve(["merged"])[0].describe()["fingerprint"] != before
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [

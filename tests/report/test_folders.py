@@ -250,6 +250,34 @@ def test_counts_stand_for_texts_that_are_not_on_record(tmp_path):
     assert [dict(one.markers) for one in hostile.counted["set"]] == [{"check": 2}, {}, {}]
 
 
+def test_a_renamed_run_keeps_its_evaluations(tmp_path):
+    run = make_run(tmp_path, "trained")
+    evaluation = make_evaluation(tmp_path / "e", {"base": None, "trained": run})
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "e.json").write_bytes((evaluation / "evaluation.json").read_bytes())
+    found = read_run(run.rename(tmp_path / "renamed"))
+    assert {result.benchmark for result in found.results} == {"set"}
+    assert found.notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ({"targets": {"a": {"run": "/x/a"}, "b": {"run": "/x/b"}}}, "which of a, b is this run is not known"),
+        ({"targets": {"base": {"run": None}}, "results": []}, "it names no run"),
+        ({"targets": {"a": {"run": "/x/a"}}}, "has no results of a"),
+        ({"targets": {}}, "it names no run"),
+    ],
+)
+def test_an_evaluation_that_says_nothing_of_the_run_is_named(tmp_path, text, note):
+    run = make_run(tmp_path, "renamed")
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "e.json").write_text(json.dumps(text))
+    (told,) = read_run(run).notes
+    assert told.startswith("evaluations/e.json")
+    assert note in told
+
+
 def test_a_runs_copy_of_its_evaluation_gives_its_results(tmp_path):
     run = make_run(tmp_path, "trained")
     evaluation = make_evaluation(tmp_path / "e", {"base": None, "trained": run})
@@ -325,6 +353,7 @@ def test_rows_that_cannot_be_shown_are_named(tmp_path):
         "samples.jsonl: 2 rows without a completion are left out",
         "problem-1.json is damaged or of another version: one attention record is left out",
         "e.json: 1 damaged result is left out",
+        "evaluations/e.json has no results of x",
     ]
     assert run.attention == []
 

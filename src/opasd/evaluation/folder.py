@@ -60,10 +60,12 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         if (path / SETTINGS).exists():
             there = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            if missing := [name for name in settings if name not in there and name != "template_options"]:
+                raise ConfigError(f"{path / SETTINGS} is no evaluation's (no {missing[0]!r}); give a new --output")
             begun = (path / SAMPLES).exists() or (path / RESULTS).exists()
             together = _together(path, there, settings) if begun else settings
-        elif (path / SAMPLES).exists():
-            raise ConfigError(f"{path} has {SAMPLES} but no {SETTINGS}; give a new --output")
+        elif others := [name for name in (SAMPLES, RESULTS, PROBLEMS) if (path / name).exists()]:
+            raise ConfigError(f"{path} has {others[0]} but no {SETTINGS}; give a new --output")
         else:
             together = settings
         if together != there:

@@ -171,6 +171,8 @@ def _sample_all(
 ) -> Iterator[tuple[int, float]]:
     """Tokens and seconds of every group that one base model and its adapters draw."""
     base = open_base(model)
+    if base.tokenizer.chat_template is None:
+        progress.say(f"{model.name_or_path} has no chat template: problems are asked as plain text")
     asking = [_Asking(asked, benchmark, base, progress) for benchmark in asked.benchmarks]
     longest = max(one.longest for one in asking)
     engine = base.engine(longest, [target.adapter for target in targets if target.adapter])

@@ -20,6 +20,7 @@ from opasd.recipes.reading import read_yaml
 BASE, LAB = "base", "lab"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _WEIGHTS = (".safetensors", ".bin")
+_TOKENIZER = (".json", ".jinja", ".model", ".txt")
 _DESCRIPTIONS = ("config.json", "adapter_config.json")
 _LAB_FOLDER = ("opasd", "lab", "model")
 _EDGE = 1 << 20
@@ -50,7 +51,9 @@ class Target:
         digest = hashlib.blake2b(digest_size=16)
         for folder in filter(None, (Path(self.model.name_or_path).expanduser(), self.adapter)):
             there = sorted(folder.iterdir()) if folder.is_dir() else []
-            files = [path for path in there if path.suffix in _WEIGHTS or path.name in _DESCRIPTIONS]
+            # The tokenizer, its chat template and the tokens that end an answer are the base's own.
+            kinds = _WEIGHTS if folder == self.adapter else (*_WEIGHTS, *_TOKENIZER)
+            files = [path for path in there if path.suffix in kinds or path.name in _DESCRIPTIONS]
             digest.update(repr([(path.name, path.stat().st_size) for path in files]).encode())
             for path in files:
                 with path.open("rb") as file:  # the ends are enough to tell two trainings apart

@@ -200,17 +200,25 @@ def read_run(path: Path) -> Run:
     for copy in sorted((path / "evaluations").glob("*.json"), key=lambda copy: copy.stem):
         whole = json_object(copy, run.notes, "one evaluation is left out")
         targets = _targets(whole)
-        # The copy is the run's own, wherever the run has been moved since.
-        own = [name for name, about in targets.items() if same_folder(about.get("run"), path)] or [
-            name for name, about in targets.items() if str(about.get("run")).rstrip("/").endswith(f"/{run.name}")
-        ]
+        # The copy is the run's own, wherever the run has been moved since, and under which name.
+        runs = [name for name, about in targets.items() if about.get("run")]
+        own = (
+            [name for name in runs if same_folder(targets[name]["run"], path)]
+            or [name for name in runs if str(targets[name]["run"]).rstrip("/").endswith(f"/{run.name}")]
+            or (runs if len(runs) == 1 else [])
+        )
+        if whole and not own:
+            which = f"which of {', '.join(runs)} is this run is not known" if runs else "it names no run"
+            run.notes.append(f"evaluations/{copy.name}: {which}: one evaluation is left out")
         for target in own:
             one = Run(
                 run.name, path, "evaluated", evaluation=copy.with_suffix(""), how=how_asked(whole, targets[target])
             )
             one.origin = str(targets[target]["run"])
             one.results = _results(whole, target, run, copy.name)
-            if one.results and not joined([run, *run.others], one):
+            if not one.results:
+                run.notes.append(f"evaluations/{copy.name} has no results of {target}")
+            elif not joined([run, *run.others], one):
                 run.others.append(one)
     _find_state(run)
     return run
