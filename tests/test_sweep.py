@@ -490,6 +490,20 @@ def test_paths_stay_whole() -> None:
     assert results.in_short(paths) == paths
 
 
+def test_written_tables_have_their_title_tell_of_unknown_metrics_and_leave_no_old_ones(tmp_path: Path) -> None:
+    found = sweep("recipe: lab\nruns: [{name: x}]\nseeds: [1, 2]\ntable: {title: My title, metrics: [rollout/acuracy]}")
+    for run in found.runs:
+        made(tmp_path, run, {"lab": [1, 0]})
+    for runs, tables in ((found.runs, 3), (found.runs[:1], 0)):
+        outcomes = [results.read_outcome(Place(run, tmp_path), ("rollout/accuracy",)) for run in runs]
+        table = results.make_table(found, outcomes)
+        results.write(tmp_path / "t", [table, *results.seed_tables(outcomes)], results.as_json(found, outcomes))
+        assert len(list((tmp_path / "t").glob("seeds-*"))) == tables
+    assert (tmp_path / "t" / "results.md").read_text().startswith("My title\n\n|")
+    assert r"\caption{My title. " in (tmp_path / "t" / "results.tex").read_text()
+    assert "No run has rollout/acuracy." in (tmp_path / "t" / "results.md").read_text()
+
+
 def test_runs_with_other_numbers_of_samples_are_not_called_by_one(tmp_path: Path) -> None:
     found = sweep("recipe: lab\nruns: [base, {name: x, evaluate: {samples: 4}}]")
     made(tmp_path, found.runs[0], {"lab": [1, 0]})

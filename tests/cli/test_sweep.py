@@ -120,6 +120,8 @@ def test_what_another_sweep_has_is_told_before_it_is_linked(three: CommandLine) 
     assert all("train 20 steps  (" in line for line in (first, third))
     code, _, errors = three(*again)
     assert (code, f"{NAMES[1]}: from sweeps/three/{NAMES[1]}" in errors) == (0, True), errors
+    (three.folder / "sweeps" / "three").rename(three.folder / "moved")
+    assert f"other/{NAMES[1]} is a link to" in three.refuses(*TRAIN, "--output", "other", "--dry-run")
 
 
 def test_one_run_alone_as_a_task_of_a_cluster(three: CommandLine) -> None:
@@ -163,6 +165,10 @@ def test_planning_is_fast_and_imports_nothing_heavy(three: CommandLine) -> None:
         (["sweep", "three.yaml", "--gpus-per-run", "8"], "--gpus-per-run 8, but there are"),
         (["sweep", "three.yaml", "--data.source", "absent.jsonl"], "attention_weight-0.25 cannot run:"),
         (["sweep", "three.yaml", "--jobs", "0"], "expected a number above 0"),
+        (["sweep", "three.yaml", "--gpus-per-run", "-1"], "expected a number from 0 to 1024, got '-1'"),
+        (["sweep", "three.yaml", "--slurm", "--time", "abc"], "expected a time such as 12:00:00"),
+        (["sweep", "three.yaml", "--evaluate.benchmarks", "amie24"], 'evaluate.benchmarks: no benchmark "amie24"; did'),
+        (["sweep", "main", "lambda"], "main is a sweep, which is given alone"),
         (["sweep", "three.yaml", "--reuse", "absent"], "--reuse: no folder absent"),
         (["sweep", "three.yaml", "--only", "x"], "the runs are attention_weight-0.25, "),
         (["train", "lab-base"], "is for evaluation, nothing is trained; use `opasd evaluate lab`"),

@@ -65,6 +65,7 @@ def run(args: list[str]) -> int:
     processes = max(1, options.gpus_per_run)
     sweep = replace(sweep, runs=tuple(divided(run, processes) for run in sweep.runs))
     chosen = _chosen(sweep, options.only)
+    _check_evaluations(chosen)
     if options.print_commands:
         sys.stdout.write(as_shell(chosen, folder, processes))
         return 0
@@ -76,6 +77,19 @@ def run(args: list[str]) -> int:
     if processes > max(1, len(gpus)):
         raise ConfigError(f"--gpus-per-run {processes}, but there are {len(gpus)} GPUs here; give at most that many")
     return _sweep(sweep, folder, options, gpus, shlex.join(args))
+
+
+def _check_evaluations(sweep: "Sweep") -> None:
+    """Tell what is wrong with how results are to be asked for before anything is trained."""
+    from opasd.evaluation.benchmarks import find_benchmarks
+
+    for names in dict.fromkeys(run.evaluate.benchmarks for run in sweep.runs if run.evaluate):
+        try:
+            find_benchmarks(list(names))
+        except ConfigError as error:
+            raise ConfigError(f"evaluate.benchmarks: {error}") from error
+    for run in sweep.runs:
+        run.asked()
 
 
 def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str) -> int:
@@ -249,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     machine = parser.add_argument_group("this machine")
     machine.add_argument("--jobs", metavar="N", type=_count, help="runs at a time (default: 1)")
     machine.add_argument(
-        "--gpus-per-run", metavar="N", type=int, choices=range(1025), default=1,
+        "--gpus-per-run", metavar="N", type=_gpus, default=1,
         help="GPUs, and processes, of each run (default: 1; 0 hides them); runs take turns on the GPUs, and a step "
         "has as many problems as on one",
     )  # fmt: skip
@@ -259,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     instead.add_argument("--print-commands", action="store_true", help="print the commands, one line for each run")
     instead.add_argument("--slurm", action="store_true", help="print a Slurm array script; --jobs limits it")
     cluster = parser.add_argument_group("Slurm")
-    cluster.add_argument("--time", default="24:00:00", help="time limit of a task (default: 24:00:00)")
+    cluster.add_argument("--time", type=_time, default="24:00:00", help="time limit of a task (default: 24:00:00)")
     cluster.add_argument(
         "--slurm-option", metavar="OPTION", action="append", default=[],
         help="another #SBATCH line, such as --slurm-option=--partition=gpu; may be repeated",
@@ -278,6 +292,18 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return int(text)
+
+
+def _gpus(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 1024:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1024, got {text!r:.40}")
+    return int(text)
+
+
+def _time(text: str) -> str:
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected a time such as 12:00:00 or 2-00:00:00, got {text!r:.40}")
+    return text
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from opasd.config import SamplingConfig, Section
 from opasd.errors import ConfigError
@@ -28,6 +28,11 @@ class Profile(Section):
     budgets: tuple[int, ...] = ()
     """Lengths at which the same samples are cut and graded, each reported by itself. Unset: `max_new_tokens`."""
 
+    @field_validator("budgets")
+    @classmethod
+    def _from_the_shortest(cls, budgets: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(budgets))
+
     @model_validator(mode="after")
     def _budgets_fit(self) -> Self:
         if any(budget < 1 for budget in self.budgets) or len(set(self.budgets)) < len(self.budgets):
@@ -42,7 +47,7 @@ class Profile(Section):
     @property
     def cuts(self) -> tuple[int, ...]:
         """The budgets, from the shortest."""
-        return tuple(sorted(self.budgets)) or (self.sampling.max_new_tokens,)
+        return self.budgets or (self.sampling.max_new_tokens,)
 
 
 PROFILES = {

@@ -69,10 +69,16 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _described(table: Table) -> str:
+    """Title and caption as one text."""
+    title = table.title if not table.caption or table.title.endswith((".", "!", "?", ":")) else f"{table.title}."
+    return f"{title} {table.caption}".strip()
+
+
 def to_latex(table: Table) -> str:
     """A booktabs table."""
     columns = len(table.header)
-    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex(table.caption or table.title)}}}"]
+    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex(_described(table))}}}"]
     lines += [
         rf"\label{{tab:{re.sub('[^a-zA-Z0-9:-]', '-', table.id)}}}",
         rf"\begin{{tabular}}{{l{'c' * (columns - 1)}}}",

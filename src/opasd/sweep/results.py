@@ -21,7 +21,7 @@ from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
 from opasd.rounding import fixed, per_cent
 from opasd.sweep.fields import get
 from opasd.sweep.running import Place, differing
-from opasd.sweep.spec import SEED, Planned, Sweep, safe, short_names, shown
+from opasd.sweep.spec import SEED, Planned, Sweep, TableConfig, safe, short_names, shown
 
 AVERAGE = "average"
 _MOST_COLUMNS = 4
@@ -341,6 +341,10 @@ def _caption(sweep: Sweep, rows: Sequence[Row], benchmarks: Sequence[str]) -> st
             parts.append("Of several seeds: mean ± sample standard deviation, and the mean's interval by Student's t.")
     if benchmarks and any(row.against for row in rows):
         parts.append("Differences from the base are paired on the same problems.")
+    known = {name for row in rows for one in row.outcomes for name in one.training}
+    asked = sweep.table.metrics if sweep.table.metrics != TableConfig().metrics else ()
+    if known and (absent := [name for name in asked if name not in known]):
+        parts.append(f"No run has {', '.join(absent)}.")
     return " ".join(part for part in parts if part)
 
 
@@ -416,8 +420,11 @@ def write(folder: Path, tables: Sequence[Table], whole: Mapping[str, Any]) -> No
     for place, table in enumerate(tables):
         stem = table.id if place else "results"
         files |= {f"{stem}.csv": to_csv(table), f"{stem}.tex": to_latex(table)}
-        files[f"{stem}.md"] = f"{to_markdown(table)}\n{table.caption}\n"
+        files[f"{stem}.md"] = f"{table.title}\n\n{to_markdown(table)}\n{table.caption}\n"
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("seeds-*.*"):
+        if old.name not in files:
+            old.unlink()  # of seeds that the sweep no longer has
     for name, text in files.items():
         staged = folder / f".{name}.part"
         staged.write_text(text, encoding="utf-8", errors="replace")

@@ -159,6 +159,9 @@ class Place:
 
     def check(self) -> None:
         """Refuse a folder that was made with other settings."""
+        for path in (self.path, self.evaluation):
+            if path.is_symlink() and not path.exists():
+                raise ConfigError(f"{path} is a link to {path.readlink()}, which is no longer there; remove the link")
         if self.begun() and not self.run.evaluate_only:
             there = RunFolder.open(self.path).config
             if changed := differing(there, with_absolute_paths(self.run.config)):

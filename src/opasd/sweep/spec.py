@@ -177,6 +177,8 @@ def load_sweep(names: Sequence[str], changes: Changes = NO_CHANGES) -> Sweep:
         if not set(found) & (set(RunConfig.model_fields) | {"extends", "expects", "evaluate_only"}) - {"name"}:
             return read_sweep(path, changes)
     for name in names:
+        if name in sweep_names() and name not in recipe_names():
+            raise ConfigError(f"{name} is a sweep, which is given alone; give one sweep, or recipes")
         if name not in recipe_names() and not name.lower().endswith((".yaml", ".yml")):
             near = difflib.get_close_matches(name, [*sweep_names(), *recipe_names()], 1, 0.6)
             hint = f"did you mean {near[0]}?" if near else "a file's name ends in .yaml."
