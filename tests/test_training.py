@@ -274,6 +274,14 @@ def test_a_broken_model_folder(place, tmp_path):
         training.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
+def test_a_folder_without_a_tokenizer_is_told(place, tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_bytes((place / "model" / name).read_bytes())
+    with pytest.raises(ConfigError, match="model has no tokenizer: it makes no token of a text"):
+        training.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+
+
 def test_a_broken_chat_template_is_told(place, tmp_path):
     import shutil
 

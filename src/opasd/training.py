@@ -164,9 +164,15 @@ def model_source(config: ModelConfig) -> str:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     with _told_clearly("tokenizer", config):
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             model_source(config), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
+    if not tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]:  # made of nothing but the model's type
+        raise ConfigError(
+            f"{config.name_or_path} has no tokenizer: it makes no token of a text; put the tokenizer's files "
+            "(tokenizer.json, tokenizer_config.json) beside the model's"
+        )
+    return tokenizer
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:

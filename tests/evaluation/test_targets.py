@@ -159,6 +159,12 @@ def test_what_is_not_there_is_told(here, names, words):
         resolve(names)
 
 
+def test_an_adapter_without_weights_is_told(here):
+    (here / "runs" / "a" / "final" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"runs/a/final has no weights \(adapter_model.safetensors\)"):
+        resolve(["runs/a"])
+
+
 def test_names_are_kept_apart(here):
     adapter(here / "other" / "a", "lab")
     assert [target.name for target in resolve(["runs/a", "other/a"])] == ["runs/a", "other/a"]

@@ -136,6 +136,8 @@ def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None
         return Target(
             name, ModelConfig.model_validate(settings | {"name_or_path": str(made), "revision": None}), None, run
         )
+    if not any(path.suffix in _WEIGHTS for path in made.iterdir()):
+        raise ConfigError(f"{made} has no weights (adapter_model.safetensors); give a whole adapter")
     base = base_of(made)
     config = config or base or model
     if config is None:
