@@ -113,6 +113,23 @@ def test_entries_of_one_s_own(tmp_path):
     assert loaded.benchmark.prompts().student == "{question} Letter?"
 
 
+@pytest.mark.parametrize("answer", ["1", "12", "Cat", "A or B", "x = 2"])
+def test_a_choice_without_a_letter_is_told(tmp_path, answer):
+    write(tmp_path / "rows.jsonl", [{"problem": "p", "answer": "(B)"}, {"problem": "q", "answer": answer}])
+    (tmp_path / "mine.yaml").write_text("quiz: {source: rows.jsonl, kind: choice}\n")
+    with pytest.raises(DataError, match=rf"rows.jsonl.*2: the answer is '{answer}', not an option's letter; set kind"):
+        load(find_benchmarks([str(tmp_path / "mine.yaml")])[0])
+
+
+def test_whole_numbers_with_a_point_are_integers(tmp_path):
+    rows = [{"question": "q", "answer": answer} for answer in ("27.0", 36.0, "1,234.00", "-5.")]
+    loaded = load(packaged()["amc23"], write(tmp_path / "amc23.jsonl", rows).parent)
+    assert [problem.answer for problem in loaded.problems] == ["27", "36", "1,234", "-5"]
+    for answer in ("27.5", "27.01", "."):
+        with pytest.raises(DataError, match=f"the answer is '{answer}', not an integer"):
+            load(packaged()["amc23"], write(tmp_path / "amc23.jsonl", [{"question": "q", "answer": answer}]).parent)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError, field_validator
 from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
 from opasd.data import Problem, load_problems
 from opasd.errors import ConfigError, DataError
+from opasd.evaluation.comparing import choice, tidy
 from opasd.evaluation.grading import AnswerKind
 from opasd.lab.tasks import TASKS, make_problems
 from opasd.recipes.checking import explain
@@ -37,6 +38,7 @@ QUESTIONS, ANSWERS = ("problem", "question"), ("answer", "Answer")
 _KINDS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
 _NO_SETTING = re.compile(r" or set data\.| Check data\.")
 _INTEGER = re.compile(r"[-+]?\d[\d,]*", re.ASCII)
+_NO_FRACTION = re.compile(r"(?<=\d)\.0*$")
 
 
 class Benchmark(Section):
@@ -225,9 +227,12 @@ def _numbered(problem: Problem, number: int, entry: Benchmark) -> Problem:
                 "group, which is the answer; change the pattern"
             )
         answer = found[1]
-    if entry.kind == "integer" and not _INTEGER.fullmatch(answer.strip()):
+    answer = answer.strip()
+    if entry.kind == "integer" and not _INTEGER.fullmatch(answer := _NO_FRACTION.sub("", answer)):  # 27.0 is 27
         raise DataError(f"{problem.id}: the answer is {answer[:60]!r}, not an integer; set kind: expression")
-    return Problem(problem.question, "", answer.strip(), f"{entry.name}/{number}")
+    if entry.kind == "choice" and choice(tidy(answer)) is None:
+        raise DataError(f"{problem.id}: the answer is {answer[:60]!r}, not an option's letter; set kind: expression")
+    return Problem(problem.question, "", answer, f"{entry.name}/{number}")
 
 
 def _local_copy(entry: Benchmark, data_dir: Path | None) -> Path | None:

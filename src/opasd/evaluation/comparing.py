@@ -34,8 +34,17 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
 _EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
 _CHOOSE = re.compile(r"(?<!\\)\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}|^\s*(\w+)\s*\\choose\s+(\w+)\s*$")
 _ROW_GAP = re.compile(r"\\\\\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
-_LEADING_TEXT = re.compile(r"^\\text\s*\{[^{}\d]*[a-zA-Z]{2}[^{}\d]*\}\s*[:=]?\s*(?=[\d(\[\\+-])(?!\\text)")
+_LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[\\+-])(?!\\text)")
+_HARMLESS = re.compile(
+    r"(?!.*(?:\b(?:not|than|whose|which)\b|n't))(?:.*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))|(?:(?:the|an?|so"
+    r"|thus|hence|therefore|final|correct|answers?|results?|solutions?|values?|total|both|exactly|about|approximately|day|year"
+    r"|january|february|march|april|may|june|july|august|september|october|november|december)\b[\s,]*)+)\s*",
+    re.IGNORECASE | re.DOTALL,
+)
 _LEADING_WORD = re.compile(r"^\\text\s*\{\s*([^\W\d_]{2,})\s*\}\s*(?=\d)")
+_LEADING_OPTION = re.compile(
+    r"^\\text\s*\{\s*(?:\([A-J]\)|[A-J][.:)])\s*\}\s*(?=[\d(\[\\+-])(?!\\text)|^\([A-J]\)\s*(?=\d|\\\$|\\frac|\\sqrt)"
+)
 _LOOKS = re.compile(
     r"(?<!\\)\$|(?<!\\)\\[()\[\]]|\\(?:left|right|middle|displaystyle|limits|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\*\*"
     r"|\\(?:text)?color\s*\{[^{}]*\}"
@@ -63,6 +72,7 @@ _CHOICE_FIRST = re.compile(
     r"(?:\\text\s*\{\s*)?(?:\(\s*([A-Z])\s*\)|\[\s*([A-Z])\s*\]|([A-Z])(?:[.:)]|(?=[}\s,]|\\text\s*\{[^a-zA-Z]|$)))",
     re.ASCII | re.IGNORECASE,
 )
+_OPERATOR = re.compile(r"[}\s]*(?:[-+=*/^<>!]|\\(?:cdot|times|div|leq?|geq?|lt|gt|neq?|in|pm|approx)(?![a-zA-Z]))")
 _PROSE = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:[,;/&]|(?:or|and|is|but|not|nor)\b)", re.ASCII | re.IGNORECASE)
 _OF_OTHERS = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:both|all|neither|none|only)\b", re.ASCII | re.IGNORECASE)
 _LABEL = re.compile(r"(?<![\w\\])(?:\([A-J]\)|\[[A-J]\]|[A-J][.:](?=\s))", re.ASCII)
@@ -75,13 +85,18 @@ _ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
 _THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
 _SHORT_WORDS = {"no", "odd", "yes"}
 _CJK = re.compile(r"[\u3400-\u9fff]")
-_CJK_LEAD = re.compile(r"^[\u3400-\u9fff]+\s*[:=]?\s*(?=[^\u3400-\u9fff\s])")
+_CJK_LEAD = re.compile(
+    r"^(?![\u3400-\u9fff]*(?:[不非负至]|[大小多少高低]于))[\u3400-\u9fff]*?"
+    r"(?:[是为得共约第]|等于|答案|[\u3400-\u9fff]\s*[:=])\s*(?=[^\u3400-\u9fff\s])"
+)
 _AND = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(\\text\s*\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])|[或和]", re.ASCII
 )
 _MARK = re.compile(r"\\[{}]|\\[lr]brace(?![a-zA-Z])|\\(?:begin|end)\s*\{\w+\*?\}|\\[lr]angle(?![a-zA-Z])|[()\[\]{},;]")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.,(\[])\d{1,3}(?:,\d{3})+(?=, )", re.ASCII)
-_NAMED = re.compile(r"([a-zA-Z]\w?|\\[a-zA-Z]+|[a-zA-Z]\s*\([a-zA-Z]\))((?:_\{?\w+\}?)?)\s*=(?!=)\s*(.+)", re.DOTALL)
+_NAMED = re.compile(
+    r"([a-zA-Z]\w?|\\[a-zA-Z]+|[a-zA-Z]\s*\([a-zA-Z]\))((?:_(?:\w+|\{\w+\}))?)\s*=(?!=)\s*(.+)", re.DOTALL
+)
 _MEMBER = re.compile(r"[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*(.+)", re.DOTALL)
 _NAMED_WHOLE = re.compile(
     r"(?:\([^()=]*\)|\\vec\s*\{?\w\}?|[a-zA-Z]\w?)\s*=\s*(?=[(\[]|\\\{|\\langle|\\begin)(.+)", re.DOTALL
@@ -90,10 +105,14 @@ _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\
 _LAST_EQUAL = re.compile(r"(?<![<>!\\])=")
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|mathbb|setminus)(?![a-zA-Z])")
 _PERCENT = re.compile(r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent)", re.DOTALL | re.IGNORECASE)
-_BASE = re.compile(r"(\w+)_(?:(\d+)|\{(\w+)\})", re.ASCII)
+_BASE = re.compile(r"(\w+|\(\d\w*\)|\{\d\w*\})_(\d+|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
     "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"
 }  # fmt: skip
+_STERLING = re.compile(r"£|\\pounds(?![a-zA-Z])")
+_POUNDS = re.compile(r"(?<![a-zA-Z\\])pounds?(?![a-zA-Z])", re.IGNORECASE)
+_INFINITY = re.compile(r"\\infty|infinity")
+_COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _OPEN, _CLOSE = ("(", "[", "{", "\\{", "\\lbrace", "\\langle"), (")", "]", "}", "\\}", "\\rbrace", "\\rangle")
 _BRACKET = {"\\{": "{", "\\lbrace": "{", "\\langle": "(", "\\}": "}", "\\rbrace": "}", "\\rangle": ")"}
@@ -102,7 +121,7 @@ _BRACKET = {"\\{": "{", "\\lbrace": "{", "\\langle": "(", "\\}": "}", "\\rbrace"
 class Parts(NamedTuple):
     """An answer's items and the brackets around them: "" for a bare list, "{}" for a set, "(]" for an interval.
 
-    `interval`: it cannot be a point, because a variable is in it.
+    `interval`: it cannot be a point, because a variable is in it, or it is half open or has no end.
     """
 
     text: str
@@ -126,8 +145,8 @@ def equal(gold: str, found: str, decide: Decide) -> bool | None:
         return words == _words(found, certain=False)
     leading = [_LEADING_WORD.match(text) for text in (gold, found)]
     if len({word[1].casefold() for word in leading if word}) > 1:
-        return False  # June 20 and July 20; a word that one side leaves out, or a label with a colon, does not matter
-    gold, found = (_LEADING_TEXT.sub("", _CJK_LEAD.sub("", text, count=1), count=1) for text in (gold, found))
+        return False  # June 20 and July 20
+    gold, found = _without_leads(gold, found)
     try:
         return _same(_parts(gold), _parts(found), decide)
     except RecursionError:
@@ -143,7 +162,10 @@ def tidy(text: str) -> str:
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
     text = _FRACTION.sub(_braced_fraction, text)
     text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
-    text = text.strip().removeprefix("=").rstrip(".").strip()
+    text = text.strip()
+    text = text if text == "=" else text.removeprefix("=").rstrip(".").strip()
+    if text.startswith("{") and (inside := _inside(text)) and inside[0] == "":
+        text = inside[1]
     if (marked := _TEXT.fullmatch(text)) and any(character.isdigit() for character in marked[1]):
         text = marked[1].strip()
     return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
@@ -156,7 +178,8 @@ def _braced_fraction(found: re.Match[str]) -> str:
 
 def bare(text: str) -> str:
     """A tidy text without spaces (but between digits) and without text commands, to be compared letter by letter."""
-    return _REMOVABLE_SPACE.sub("", _TEXT.sub(r"\1", text).strip()).removeprefix("+")
+    text = _REMOVABLE_SPACE.sub("", _TEXT.sub(r"\1", text).strip())
+    return text if text == "+" else text.removeprefix("+")
 
 
 def choice(text: str, *, marked: bool = False) -> str | None:
@@ -167,14 +190,29 @@ def choice(text: str, *, marked: bool = False) -> str | None:
     letter, rest = next(filter(None, found.groups())), text[found.end() :]
     # What follows a marked letter, `(C)`, `C.`, `C:`, is the option's own text, which may have letters but no other
     # marked one, unless it speaks of others, `both (A) and (B)`; what follows a bare letter, or goes on as a sentence,
-    # must have no other letter at all.
-    if text[found.end() - 1] in ".:)]" and not _PROSE.match(rest):
+    # must have no other letter at all. A bare letter in a sum or an equation, `b - 1`, is a variable.
+    labelled = text[found.end() - 1] in ".:)]"
+    if not labelled and _OPERATOR.match(rest):
+        return None
+    if labelled and not _PROSE.match(rest):
         hedged = None if _OF_OTHERS.match(rest) else _LABEL.search(rest) or _LABEL_CLOSED.match(rest)
     elif letter.islower():
         hedged = _LETTER_LOWER.search(rest) or _LETTER.search(rest) or (letter == "a" and _RUNNING_TEXT.match(rest))
     else:
         hedged = _LETTER.search(rest)
     return None if hedged else letter.upper()
+
+
+def _without_leads(gold: str, found: str) -> tuple[str, str]:
+    """Both without what stands in front and changes nothing: an option's letter, `The answer is`, the same words."""
+    gold, found = (_CJK_LEAD.sub("", _LEADING_OPTION.sub("", t, count=1), count=1) for t in (gold, found))
+    leads = _LEADING_TEXT.match(gold), _LEADING_TEXT.match(found)
+    same = len({lead[1].casefold().strip() if lead else "" for lead in leads}) == 1
+    gold, found = (
+        text[lead.end() :] if lead and (same or _HARMLESS.fullmatch(lead[1] + lead[2])) else text
+        for lead, text in zip(leads, (gold, found), strict=True)
+    )
+    return gold, found
 
 
 def _words(text: str, *, certain: bool) -> str | None:
@@ -184,6 +222,7 @@ def _words(text: str, *, certain: bool) -> str | None:
     if not _WORDS.fullmatch(content):
         return None
     content = _ARTICLE.sub("", content.casefold())
+    content = content.removesuffix("s") if content.startswith("no ") else content  # no solution, no solutions
     words = content.split()
     long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
     sure = marked or _THE.match(text) or long or content in _SHORT_WORDS or _CJK.search(content)
@@ -206,7 +245,9 @@ def _parts(text: str) -> Parts:
             return _parts(inner)
     if brackets in ("", "{}"):
         items = [version for item in items for version in _both_signs(item)]
-    return Parts(text, brackets, tuple(items), interval=member and brackets not in ("", "{}"))
+    endless = len(items) == 2 and any(map(_INFINITY.search, items))
+    interval = brackets not in ("", "{}") and (member or endless or brackets in ("(]", "[)"))
+    return Parts(text, brackets, tuple(items), interval)
 
 
 def _split(text: str, *, thousands: bool = True) -> list[str]:
@@ -253,12 +294,22 @@ def _both_signs(item: str) -> list[str]:
 
 
 def _same(gold: Parts, found: Parts, decide: Decide) -> bool | None:
+    gold, found = _as_tuple(gold, found), _as_tuple(found, gold)
     if len(gold.items) == len(found.items) == 1 and {gold.brackets, found.brackets} <= {"", "{}"}:
         return _same_value(gold.items[0], found.items[0], decide)
     verdict = _same_items(gold, found, decide)
     if verdict is False and any(_RELATION.search(parts.text) for parts in (gold, found)):
         return decide(gold.text, found.text)  # an interval and an inequality, two inequalities and a union
     return verdict
+
+
+def _as_tuple(parts: Parts, other: Parts) -> Parts:
+    """A column vector as the tuple of its rows, where the other side is a tuple."""
+    column = _COLUMN.fullmatch(parts.text)
+    if column is None or other.brackets != "()" or other.interval:
+        return parts
+    rows = tuple(row.strip() for row in column[2].split("\\\\") if row.strip())
+    return Parts(parts.text, "()", rows, interval=False)
 
 
 def _same_items(gold: Parts, found: Parts, decide: Decide) -> bool | None:
@@ -302,11 +353,13 @@ def _same_value(gold: str, found: str, decide: Decide) -> bool | None:
         gold, found = (_LAST_EQUAL.split(t)[-1].strip() for t in (gold, found))
     if bare(gold) == bare(found):
         return bare(gold) != ""
-    bases = _BASE.fullmatch(bare(gold)), _BASE.fullmatch(bare(found))
+    bases = _in_base(gold), _in_base(found)
     if any(bases):
-        return all(bases) and len({(b[1].casefold(), b[2] or _BASES.get(b[3], b[3])) for b in bases if b}) == 1
+        return bases[0] == bases[1]
     if (verdict := _same_percent(gold, found)) is not None:
         return verdict
+    if any(map(_STERLING.search, (gold, found))):
+        gold, found = (_POUNDS.sub("£", text) for text in (gold, found))  # which are a weight otherwise
     (gold, gold_unit), (found, found_unit) = quantity(gold), quantity(found)
     if gold_unit and found_unit and {gold_unit.dimension, found_unit.dimension} == {"angle", "radian"}:
         gold, found = (_in_radians(text, unit) for text, unit in ((gold, gold_unit), (found, found_unit)))
@@ -328,12 +381,28 @@ def _same_value(gold: str, found: str, decide: Decide) -> bool | None:
     return decide(gold, found)
 
 
+def _in_base(text: str) -> tuple[int | str, str] | None:
+    """The value of a number in a base and the base; a variable with an index, A_1, as it is written; else None."""
+    if (found := _BASE.fullmatch(bare(text))) is None:
+        return None
+    digits, base = (part.strip("{()}") for part in found.groups())
+    base = _BASES.get(base, base)
+    if base.isdigit() and 2 <= int(base) <= 36 and digits.isalnum() and not digits.isalpha():
+        try:
+            return int(digits, int(base)), base
+        except ValueError:
+            pass
+    return None if "(" in found[0] else (found[1], base)
+
+
 def _in_radians(value: str, unit: Unit) -> str:
     return value if unit.dimension == "radian" else rf"\frac{{\pi}}{{180}}({value})"
 
 
 def _is_expression(text: str) -> bool:
-    """Whether the brackets match, so that no parser is sent into the deep."""
+    """Whether no words are in front, a variable to a parser, and brackets match, so that none is sent into the deep."""
+    if _LEADING_TEXT.match(text):
+        return False
     depth = 0
     for mark in _MARK.finditer(text):
         if mark[0] not in (",", ";"):

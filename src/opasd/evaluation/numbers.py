@@ -82,10 +82,11 @@ def _units() -> dict[str, Unit]:
         },
         "time": {"s sec second 秒": 1, "min minute 分钟": 60, "h hr hour 小时": 3600, "day 天": 86400, "week": 604800},
         "mass": {"mg": "1/1000", "g gm gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
-                 r"lb pound £ \pounds": "453.59237"},  # £5 is five pounds
+                 "lb pound": "453.59237"},
         "volume": {"ml milliliter millilitre 毫升": "1/1000", "l liter litre 升": 1},
-        "money": {"cent": "1/100", r"dollar usd \$ 美元": 1},
+        "money": {"cent ¢": "1/100", r"dollar usd \$ 美元": 1},
         "euro": {r"euro € \euro": 1},
+        "sterling": {r"£ \pounds": 1},
         "yuan": {"yuan ¥ 元": 1},
         "length/time": {"mph": "1609344/3600000", "kph kmh": "1000/3600"},
         "am": {"am": 1},
@@ -119,6 +120,9 @@ _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
 _POWER = r"(?:\^?\{?([23])\}?|([²³]))?"
 _MARKED = re.compile(rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*\{{([^{{}}\d]*)\}}){_POWER}", re.DOTALL)
 _BARE = re.compile(rf"(.*?[\d}})])(\s*)([A-Za-z][A-Za-z./\s]*?)\.?{_POWER}", re.DOTALL)
+_PART = r"\s*(\d+(?:\.\d+)?)\s*(?:\\text\s*\{\s*([a-zA-Z]+)\.?(?:\s+and)?\s*\}|([a-zA-Z]{2,})\.?)"
+_COMPOUND = re.compile(rf"(?:{_PART}){{2,4}}", re.ASCII)
+_PARTS = re.compile(_PART, re.ASCII)
 _CJK_UNIT = re.compile(rf"(.*?[\d}})])\s*([{_CJK}]+)", re.DOTALL)
 _DEGREE = re.compile(
     r"(.*?\S)\s*(?:\^\{?\\circ\}?|\^\{?°\}?|°|\\degree|\\deg)(?:\s*\\text\s*\{\s*([CF])\s*\}|\s*([CF]))?", re.DOTALL
@@ -126,7 +130,7 @@ _DEGREE = re.compile(
 _SCALES = {"C": "celsius", "F": "fahrenheit"}
 _ANGLE_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PER = re.compile(r"/|\bper\b", re.IGNORECASE)
-_SIGN = r"(\\\$|€|£|¥|\\pounds|\\euro)"
+_SIGN = r"(\\\$|€|£|¥|¢|\\pounds|\\euro)"
 _CURRENCY = re.compile(rf"([-+]?)\s*{_SIGN}\s*(.+)", re.DOTALL)
 _CURRENCY_LAST = re.compile(rf"(.*?[\d}})])\s*{_SIGN}", re.DOTALL)
 FUNCTIONS = {"sin", "cos", "tan", "log", "sqrt", "exp", "inf", "infinity"}
@@ -145,6 +149,8 @@ _WORD = re.compile(r"[^aeiou][aeiou][a-z]|(?=.*[aeiou])[a-z]{4,}")
 
 def quantity(text: str) -> Quantity:
     r"""The value and its unit: `5\text{ cm}^2`, `\$5`, `90^\circ`, `12 dollars`, `7 apples`, `5元`."""
+    if compound := _compound(text):
+        return compound
     if found := _CURRENCY.fullmatch(text):
         return Quantity(found[1] + quantity(found[3]).value, UNITS[found[2]])
     if found := _CURRENCY_LAST.fullmatch(text):
@@ -166,6 +172,19 @@ def quantity(text: str) -> Quantity:
         if (plain or unit is None or unit.known) and len(_names(found[3])[0]) > 1:
             return _taken_off(text, value, unit, multiplier)
     return Quantity(text, None)
+
+
+def _compound(text: str) -> Quantity | None:
+    r"""The sum, in the last unit, of known units that go down: `2\text{ hours }30\text{ minutes}` is 150 minutes."""
+    if not _COMPOUND.fullmatch(text):
+        return None
+    parts = [(Fraction(part[1]), *_unit(part[2] or part[3], None)) for part in _PARTS.finditer(text)]
+    units = [unit for _, unit, multiplier in parts if unit and unit.known and multiplier == 1]
+    factors = [unit.factor for unit in units]
+    if len(units) < len(parts) or len({unit.dimension for unit in units}) > 1 or sorted(set(factors)) != factors[::-1]:
+        return None
+    total = sum((value * factor for (value, *_), factor in zip(parts, factors, strict=True)), Fraction(0))
+    return Quantity(str(total / factors[-1]), units[-1])
 
 
 def _taken_off(text: str, value: str, unit: Unit | None, multiplier: int) -> Quantity:
