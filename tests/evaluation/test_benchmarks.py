@@ -52,7 +52,8 @@ def test_the_embedded_test_split():
 
 
 @pytest.mark.parametrize("name", ["aime24.jsonl", "AIME_2024.jsonl", "aime_2024/data/train-00000-of-00001.parquet",
-                                  "HuggingFaceH4--aime_2024/train.jsonl", "aime24.csv"])  # fmt: skip
+                                  "HuggingFaceH4--aime_2024/train.jsonl", "HuggingFaceH4/aime_2024/train.jsonl",
+                                  "aime24.csv"])  # fmt: skip
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_a_local_copy_wins(tmp_path, monkeypatch, name, by):
     path = tmp_path / "copies" / name

@@ -249,7 +249,8 @@ def _local_copy(entry: Benchmark, data_dir: Path | None) -> Path | None:
         for candidate in (*(f"{name}.{kind}" for kind in _KINDS), name):
             if found := here.get(candidate.casefold()):
                 return found
-    return None
+    whole = folder / entry.source  # organisation/name, as on the hub
+    return whole if "/" in entry.source and not Path(entry.source).is_absolute() and whole.is_dir() else None
 
 
 def is_local(entry: Benchmark, data_dir: Path | None = None) -> bool:
