@@ -129,6 +129,7 @@ def test_mistakes_are_explained(here: Path, capfd: pytest.CaptureFixture[str], a
     (here / "broken.jsonl").write_text("{not json\n")
     (here / "adapter").mkdir()
     (here / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "lab", "r": 4}')
+    (here / "adapter" / "adapter_model.safetensors").touch()
     assert evaluate(*args) == 2
     output = capfd.readouterr()
     assert output.out == ""

@@ -48,7 +48,7 @@ def test_latex_escapes_what_run_names_hold():
     text = to_latex(GROUPED)
     assert r"\multicolumn{3}{l}{\textit{Qwen3\_4B}} \\" in text
     assert r"\quad base & $-$1.5 & \textbf{3} \\" in text
-    assert r"\caption{50 \% of \$x\$ \& more}" in text
+    assert r"\caption{Title. 50 \% of \$x\$ \& more}" in text
 
 
 @given(st.text())
