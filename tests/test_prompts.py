@@ -194,6 +194,10 @@ def test_rows_that_do_not_fit() -> None:
         with pytest.raises(PromptError, match=r"problem 'sum': the teacher's context has \d+ tokens, max") as caught:
             built("qwen3", max_teacher_tokens=40, cut_solution=policy).pair(SUM)
         assert caught.value.reason == "solution_too_long"
+    pairs, report = built("qwen3", max_teacher_tokens=40, cut_solution="skip").pairs([SUM])
+    assert (len(pairs), report.skipped) == (0, {"solution_too_long": 1})  # asked for, so no mistake
+    with pytest.raises(PromptError, match="max_teacher_tokens = 40"):
+        built("qwen3", max_teacher_tokens=40, cut_solution="tail").pairs([SUM])
 
 
 ANSWERED = Problem("What is 12 + 30?", "12 + 30 = 42.", "42", "sum")

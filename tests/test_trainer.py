@@ -12,16 +12,25 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, EarlyStoppingCallback, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    EarlyStoppingCallback,
+    Gemma3Config,
+    LlamaConfig,
+    Phi3Config,
+    TrainerCallback,
+    TrainerState,
+)
 
 from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import opasd_loss
+from opasd.models import same_positions_up_to
 from opasd.records import Records
 from opasd.saving import checkpoints
 from opasd.scoring import Scorer
-from opasd.trainer import OPASDTrainer, _use_liger
+from opasd.trainer import OPASDTrainer, _leave_head, _use_liger
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -768,6 +777,31 @@ def test_bad_rows_stop_or_are_skipped_as_asked(tmp_path):
     assert len(trainer.train_dataset) == 1
 
 
+def test_positions_that_depend_on_the_longest_sequence_are_warned_of(tmp_path, caplog):
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0], "long_factor": [4.0]}
+    assert same_positions_up_to(LlamaConfig()) == 2**31
+    assert same_positions_up_to(Gemma3Config()) == 2**31
+    phi = Phi3Config(hidden_size=64, num_attention_heads=32, original_max_position_embeddings=150, rope_parameters=long)
+    assert same_positions_up_to(phi) == 150
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    make_trainer(tmp_path / "a")
+    assert "longest sequence" not in caplog.text
+    model = make_model()
+    model.config.rope_parameters = dynamic | {"original_max_position_embeddings": 20}
+    make_trainer(tmp_path / "b", model=model)
+    assert "beyond 20 this model's positions depend on the longest sequence" in caplog.text
+
+
+def test_a_head_without_a_gradient_is_waited_for_by_nobody(tmp_path):
+    assert make_trainer(tmp_path).args.ddp_find_unused_parameters is False
+    tied, apart = make_model(), make_model()
+    apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
+    tied.lm_head.weight = tied.get_input_embeddings().weight
+    for model, trained in ((tied, True), (apart, False)):
+        _leave_head(model)
+        assert model.lm_head.weight.requires_grad is trained
+
+
 def test_the_best_checkpoint_by_validation(tmp_path):
     """Trainer's own choice, and a callback that stops where nothing gets better."""
     method = {"validation": {"every": 1, "samples": 1, "sampling": {"max_new_tokens": 3}}}
@@ -778,7 +812,10 @@ def test_the_best_checkpoint_by_validation(tmp_path):
     trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
     trainer.train()
     assert trainer.state.best_metric == 3
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
+    best = Path(trainer.state.best_model_checkpoint)
+    assert (best, best.is_dir()) == (tmp_path / "checkpoint-1", True)
+    written = TrainerState.load_from_json(str(tmp_path / "checkpoint-3" / "trainer_state.json"))
+    assert written.best_model_checkpoint == str(best)
     assert trainer.state.global_step == 3
     assert not any("eval_" in name for row in Records(tmp_path / "metrics.jsonl") for name in row)
 

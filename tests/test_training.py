@@ -2,15 +2,18 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from opasd import training
@@ -282,9 +285,45 @@ def test_a_folder_without_a_tokenizer_is_told(place, tmp_path):
         training.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
-def test_a_broken_chat_template_is_told(place, tmp_path):
-    import shutil
+def _weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
+
+def test_weights_that_are_missing_or_of_another_shape_are_told(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    config = make_config(place, model__name_or_path=str(tmp_path / "model"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    _weights(tmp_path / "model", lambda weights: weights.pop(name))
+    with pytest.raises(ConfigError, match=f"model has no {name}: they would be random"):
+        training.train(config, tmp_path / "run")
+    _weights(tmp_path / "model", lambda weights: weights.update({name: torch.zeros(3, 3)}))
+    with pytest.raises(ConfigError, match="cannot load the model"):
+        training.train(config, tmp_path / "run")
+
+
+def test_a_tokenizer_file_of_nothing_is_told(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+        training.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+
+
+def test_what_a_model_cannot_do_is_told(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(make_model()), "supports_gradient_checkpointing", False)
+    config = make_config(place, train={"gradient_checkpointing": True, "extra": {"use_cpu": True}})
+    with pytest.raises(ConfigError, match="cannot recompute activations; set train.gradient_checkpointing to false"):
+        training.train(config, tmp_path)
+
+
+def test_full_training_in_half_precision_is_warned_of(place, tmp_path):
+    config = make_config(place, model__adaptation="full", model__dtype="bfloat16")
+    with pytest.warns(UserWarning, match="all weights are trained in torch.bfloat16"):
+        assert training.train(config, tmp_path) == "finished"
+
+
+def test_a_broken_chat_template_is_told(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with pytest.raises(ConfigError, match="chat template cannot render"):

@@ -184,7 +184,7 @@ class AttentionLossConfig(Section):
     """Which shared positions are compared."""
     query: Query = "predicting"
     """Whose attention row belongs to a step: the position that predicts its token, or the token's own."""
-    shuffle_seed: int = 0
+    shuffle_seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the permutation that `handling: shuffle` uses."""
     impl: Impl = "auto"
     """Implementation."""

@@ -35,6 +35,18 @@ def context(config: Any) -> int:
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31)
 
 
+def same_positions_up_to(config: Any) -> int:
+    """Up to which length positions are what they are whatever else is in a forward: beyond it, `dynamic` and `longrope`
+    rotations follow its longest sequence."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for one in (rope, *(inner for inner in rope.values() if isinstance(inner, dict))):
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            own = getattr(text, "original_max_position_embeddings", None)
+            return int(one.get("original_max_position_embeddings") or own or context(config))
+    return 2**31
+
+
 def check_vocabulary(model: nn.Module, size: int, contexts: Iterable[Sequence[int]]) -> None:
     """Refuse contexts, of a tokenizer of so many tokens, that have one without an embedding in the model."""
     rows = getattr(unwrap(model).get_input_embeddings(), "num_embeddings", None)

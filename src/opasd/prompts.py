@@ -172,9 +172,11 @@ class PromptBuilder:
                 try:
                     pair = self.pair(problem)
                 except (PromptError, AlignmentError) as error:
-                    if on_bad_row == "stop":
+                    reason = error.reason if isinstance(error, PromptError) else "alignment"
+                    asked_for = reason == "solution_too_long" and self.config.cut_solution == "skip"
+                    if on_bad_row == "stop" and not asked_for:
                         raise
-                    report.skip(problem, error.reason if isinstance(error, PromptError) else "alignment")
+                    report.skip(problem, reason)
                 else:
                     report.keep(pair)
                     pairs.append(pair)

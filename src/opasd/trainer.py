@@ -8,6 +8,7 @@ trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at ev
 """
 
 import copy
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -35,6 +37,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.integrations.liger import apply_liger_kernel
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.import_utils import is_liger_kernel_available
 
@@ -47,7 +50,7 @@ from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
 from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.metrics import Window, validation_metrics
-from opasd.models import check_vocabulary, unwrap
+from opasd.models import check_vocabulary, same_positions_up_to, unwrap
 from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, check_same, digest, keep
 from opasd.progress import Progress, told
 from opasd.prompts import PromptBuilder, PromptPair, PromptPairs
@@ -62,6 +65,7 @@ from opasd.scoring import Layout, Scorer, choose_layout
 from opasd.teacher import Teacher
 
 _TEACHER = "teacher.safetensors"
+_log = logging.getLogger(__name__)
 
 
 class OPASDTrainer(Trainer):
@@ -115,6 +119,13 @@ class OPASDTrainer(Trainer):
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
         contexts = (ids for pair in pairs for ids in (pair.student_ids, pair.teacher_ids))
         check_vocabulary(model, len(processing_class), contexts)
+        longest = max(len(pair.teacher_ids) for pair in pairs) + self.config.rollout.max_new_tokens
+        if longest > (same := same_positions_up_to(unwrap(model).config)):
+            _log.warning(
+                "sequences of up to %d tokens, but beyond %d this model's positions depend on the longest sequence of "
+                "a forward: losses and rollouts then depend on which problems share one; keep sequences below that",
+                longest, same,
+            )  # fmt: skip
         self.num_problems = len(pairs)
         self.accounts = {"data": Account(train.report, self.prompt_report, digest(pairs.problems))}
         self.validation_sets: dict[str, RunSet] = {}
@@ -123,6 +134,11 @@ class OPASDTrainer(Trainer):
                 name, given, self.builder, thinking=self.config.validation.thinking
             )
         _settle(args, self.config, has_validation=bool(self.validation_sets))
+        if args.ddp_find_unused_parameters is None:  # text leaves the weights for images and sounds alone
+            whole = unwrap(model).config
+            args.ddp_find_unused_parameters = whole.get_text_config() is not whole
+        if self.config.objective.token_weight == 0 and args.world_size > 1:
+            _leave_head(unwrap(model))
         super().__init__(
             model=model,
             args=args,
@@ -403,6 +419,7 @@ class OPASDTrainer(Trainer):
                 if self.args.should_save and (copies := self.teacher.state_dict()):
                     save_file(copies, written / _TEACHER)
             self.accelerator.wait_for_everyone()
+            self._name_the_best(written)
             if self.args.should_save:
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(written, final)
@@ -412,6 +429,13 @@ class OPASDTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = None
+
+    def _name_the_best(self, written: Path) -> None:
+        """The best checkpoint by where it will be, also in the state that was written."""
+        if Path(self.state.best_model_checkpoint or "").parent == self._staging:
+            self.state.best_model_checkpoint = str(self.folder / written.name)
+            if self.args.should_save:
+                self.state.save_to_json(str(written / TRAINER_STATE_NAME))
 
     def _forget_old_checkpoints(self) -> None:
         for old in checkpoints(self.folder)[: -(self.args.save_total_limit or 10**9)]:
@@ -571,6 +595,13 @@ def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
     args.use_liger_kernel = False  # done; Trainer's own default would replace the model's forward as well
 
 
+def _leave_head(model: PreTrainedModel) -> None:
+    """Nothing is learned by a head of its own where no token loss is: processes would wait for its gradient."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is not table.weight:
+        head.requires_grad_(False)
+
+
 def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: bool) -> None:
     """Settings of Trainer that the method decides."""
     every = config.validation.every
@@ -582,8 +613,6 @@ def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: boo
     args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
     args.disable_tqdm = True
     args.dataloader_pin_memory = args.dataloader_pin_memory and args.device.type == "cuda"
-    if args.ddp_find_unused_parameters is None:
-        args.ddp_find_unused_parameters = False  # every trained weight is in the graph of every loss
     if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     if has_validation and every:

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,6 +24,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 from transformers.utils.import_utils import is_liger_kernel_available
 
@@ -48,7 +50,19 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     arguments = training_arguments(config.train, folder)
     set_seed(config.train.seed)
     tokenizer = load_tokenizer(config.model)
-    model = adapt(load_model(config.model), config.model, checkpointing=config.train.gradient_checkpointing)
+    model = load_model(config.model)
+    if config.train.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"the {model.config.model_type} model cannot recompute activations; set train.gradient_checkpointing to "
+            "false"
+        )
+    if config.model.adaptation == "full" and model.dtype.itemsize == 2:
+        warnings.warn(
+            f"all weights are trained in {model.dtype}: a change of less than about 1/256 of a weight is lost; "
+            "model.dtype float32 with train.extra.bf16 true keeps it",
+            stacklevel=2,
+        )
+    model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
     train_dataset = problems(config.data, "train")
     eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
     with _told_as_extra(config.train):
@@ -187,7 +201,15 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     if config.adaptation == "qlora":
         options["quantization_config"] = _four_bit()
     with _told_clearly("model", config):
-        return AutoModelForCausalLM.from_pretrained(model_source(config), **options)
+        options["output_loading_info"] = True
+        found: Any = AutoModelForCausalLM.from_pretrained(model_source(config), **options)
+    model, loaded = found
+    if config.adaptation != "qlora" and (missing := sorted(loaded["missing_keys"])):
+        raise ConfigError(
+            f"{config.name_or_path} has no {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be "
+            "random; give a folder with all of the model's weights"
+        )
+    return model
 
 
 def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -> PreTrainedModel | PeftModel:
@@ -203,13 +225,20 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
         target_modules=list(config.lora_target_modules),
         task_type="CAUSAL_LM",
     )
-    linear = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    kinds = (torch.nn.Linear, Conv1D)
+    linear = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, kinds)}
     if missing := set(config.lora_target_modules) - linear:
         raise ConfigError(
             f"model.lora_target_modules names {', '.join(sorted(missing))}, which the {model.config.model_type} model "
             f"does not have; its linear layers are {', '.join(sorted(linear))}"
         )
-    return get_peft_model(model, lora, revision=config.revision)
+    try:
+        return get_peft_model(model, lora, revision=config.revision)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"model.lora_target_modules: the {model.config.model_type} model cannot be adapted so: "
+            f"{' '.join(str(error).split())[:300]}; name other modules"
+        ) from error
 
 
 def problems(config: DataConfig, needed: Split) -> RunSet:
@@ -272,8 +301,10 @@ def _told_clearly(what: str, config: ModelConfig) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except OpasdError:
+        raise
+    except Exception as error:  # whatever transformers, tokenizers, torch or a model's own code make of broken files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(
             f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "
             "name while the hub can be reached"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from opasd.analysis.cost import CostModel
 from tests.models import add_lora, make_model
@@ -94,3 +94,15 @@ def test_the_parts_of_a_step():
         "update": 2.5 * student,
     }
     assert set(cost.step([], []).values()) == {0}
+
+
+def test_layers_without_attention_or_with_heads_of_several_sizes(monkeypatch):
+    recurrent = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, state_size=2, num_hidden_layers=1))
+    assert CostModel.of(recurrent, checkpointing=False).attention == 0
+
+    def ambiguous(_: Qwen3Config) -> int:
+        raise RuntimeError("'head_dim' is a per-layer attribute")
+
+    model = tiny(tied=True)
+    monkeypatch.setattr(type(model.config), "head_dim", property(ambiguous), raising=False)
+    assert CostModel.of(model, checkpointing=False).attention == 4 * LAYERS * HIDDEN

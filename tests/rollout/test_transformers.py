@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from opasd.config import SamplingConfig
+from opasd.errors import ConfigError
 from opasd.rollout import transformers as engine_module
 from opasd.rollout.transformers import TransformersEngine, stop_ids
 from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, fast, make_model
@@ -289,3 +290,9 @@ def test_stop_ids(generation, config, tokenizer, expected):
     tokenizer = FakeTokenizer(tokenizer) if isinstance(tokenizer, int) else tokenizer
     assert stop_ids(model, tokenizer) == expected
     assert stop_ids(add_lora(model), tokenizer) == expected
+
+
+def test_a_model_without_a_key_value_cache_is_refused():
+    model = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, state_size=2, num_hidden_layers=1))
+    with pytest.raises(ConfigError, match="mamba keeps no key-value cache, so the transformers engine cannot sample"):
+        TransformersEngine(model, frozenset())

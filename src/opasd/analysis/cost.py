@@ -13,6 +13,7 @@ All experts of a mixture count, and every layer as full attention: for such mode
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import nn
@@ -34,7 +35,10 @@ class CostModel:
     def of(cls, model: nn.Module, *, checkpointing: bool) -> "CostModel":
         base = unwrap(model)
         config = base.config.get_text_config()
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", None) or 0  # a recurrent model has none
+        head_size = config.hidden_size // max(1, heads)
+        with suppress(AttributeError, RuntimeError):  # none, or another one for each layer
+            head_size = config.head_dim or head_size
         # Looking a token up costs nothing; a tied table is paid for as the output head.
         tied = bool(getattr(base.config, "tie_word_embeddings", False))
         embeddings = 0 if tied else sum(p.numel() for p in base.get_input_embeddings().parameters())
@@ -43,7 +47,7 @@ class CostModel:
         total = sum(count for count, _ in counts)
         return cls(
             total - embeddings,
-            4 * config.num_hidden_layers * config.num_attention_heads * head_size,
+            4 * config.num_hidden_layers * heads * head_size,
             1 + trained / total + checkpointing,
         )
 

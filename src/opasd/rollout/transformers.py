@@ -11,6 +11,7 @@ Shapes: B rows, P prompt positions, T new tokens, V vocabulary.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from inspect import signature
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import SamplingConfig
+from opasd.errors import ConfigError
 from opasd.models import model_type, short_of_memory, unwrap
 from opasd.rollout.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
 from opasd.rollout.engine import Completion
@@ -52,6 +54,11 @@ class TransformersEngine:
         max_batch: int = 256,
         decoding: Literal["auto", "slots", "padded"] = "auto",
     ) -> None:
+        if "past_key_values" not in signature(unwrap(model).forward).parameters:
+            raise ConfigError(
+                f"{model_type(model)} keeps no key-value cache, so the transformers engine cannot sample from it; use "
+                "a model with attention layers, or another rollout.engine"
+            )
         self.model = model
         self.stop = stop
         self.max_batch = max_batch
