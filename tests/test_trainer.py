@@ -26,11 +26,11 @@ from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import opasd_loss
-from opasd.models import same_positions_up_to
+from opasd.models import leave_head, same_positions_up_to
 from opasd.records import Records
 from opasd.saving import checkpoints
 from opasd.scoring import Scorer
-from opasd.trainer import OPASDTrainer, _leave_head, _use_liger
+from opasd.trainer import OPASDTrainer, _use_liger
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -798,7 +798,7 @@ def test_a_head_without_a_gradient_is_waited_for_by_nobody(tmp_path):
     apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
     tied.lm_head.weight = tied.get_input_embeddings().weight
     for model, trained in ((tied, True), (apart, False)):
-        _leave_head(model)
+        leave_head(model)
         assert model.lm_head.weight.requires_grad is trained
 
 

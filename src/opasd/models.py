@@ -1,5 +1,6 @@
 """The transformers model inside whatever wraps it, its context, what goes to its device, and whether that was full."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opasd.errors import CaptureError, ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -45,6 +48,29 @@ def same_positions_up_to(config: Any) -> int:
             own = getattr(text, "original_max_position_embeddings", None)
             return int(one.get("original_max_position_embeddings") or own or context(config))
     return 2**31
+
+
+def warn_of_positions(model: nn.Module, longest: int) -> None:
+    """Tell where sequences are so long that their positions depend on one another."""
+    if longest > (same := same_positions_up_to(unwrap(model).config)):
+        _log.warning(
+            "sequences of up to %d tokens, but beyond %d this model's positions depend on the longest sequence of a "
+            "forward: losses and rollouts then depend on which problems share one; keep sequences below that",
+            longest, same,
+        )  # fmt: skip
+
+
+def takes_more_than_text(model: nn.Module) -> bool:
+    """Whether it has weights for images or sounds, which text leaves alone."""
+    config = unwrap(model).config
+    return config.get_text_config() is not config
+
+
+def leave_head(model: nn.Module) -> None:
+    """Do not train an output head of its own, by which nothing is learned where no token loss is."""
+    head, table = unwrap(model).get_output_embeddings(), unwrap(model).get_input_embeddings()
+    if head is not None and head.weight is not table.weight:
+        head.requires_grad_(False)
 
 
 def check_vocabulary(model: nn.Module, size: int, contexts: Iterable[Sequence[int]]) -> None:

@@ -8,7 +8,6 @@ trackers) is Trainer's. Metrics go to `metrics.jsonl` in the output folder at ev
 """
 
 import copy
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,6 @@ from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -50,7 +48,7 @@ from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
 from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.metrics import Window, validation_metrics
-from opasd.models import check_vocabulary, same_positions_up_to, unwrap
+from opasd.models import check_vocabulary, leave_head, takes_more_than_text, unwrap, warn_of_positions
 from opasd.problem_sets import Account, Problems, RunSet, as_set, askable, check_same, digest, keep
 from opasd.progress import Progress, told
 from opasd.prompts import PromptBuilder, PromptPair, PromptPairs
@@ -65,7 +63,6 @@ from opasd.scoring import Layout, Scorer, choose_layout
 from opasd.teacher import Teacher
 
 _TEACHER = "teacher.safetensors"
-_log = logging.getLogger(__name__)
 
 
 class OPASDTrainer(Trainer):
@@ -120,12 +117,7 @@ class OPASDTrainer(Trainer):
         contexts = (ids for pair in pairs for ids in (pair.student_ids, pair.teacher_ids))
         check_vocabulary(model, len(processing_class), contexts)
         longest = max(len(pair.teacher_ids) for pair in pairs) + self.config.rollout.max_new_tokens
-        if longest > (same := same_positions_up_to(unwrap(model).config)):
-            _log.warning(
-                "sequences of up to %d tokens, but beyond %d this model's positions depend on the longest sequence of "
-                "a forward: losses and rollouts then depend on which problems share one; keep sequences below that",
-                longest, same,
-            )  # fmt: skip
+        warn_of_positions(model, longest)
         self.num_problems = len(pairs)
         self.accounts = {"data": Account(train.report, self.prompt_report, digest(pairs.problems))}
         self.validation_sets: dict[str, RunSet] = {}
@@ -135,10 +127,9 @@ class OPASDTrainer(Trainer):
             )
         _settle(args, self.config, has_validation=bool(self.validation_sets))
         if args.ddp_find_unused_parameters is None:  # text leaves the weights for images and sounds alone
-            whole = unwrap(model).config
-            args.ddp_find_unused_parameters = whole.get_text_config() is not whole
+            args.ddp_find_unused_parameters = takes_more_than_text(model)
         if self.config.objective.token_weight == 0 and args.world_size > 1:
-            _leave_head(unwrap(model))
+            leave_head(model)  # processes would wait for its gradient
         super().__init__(
             model=model,
             args=args,
@@ -593,13 +584,6 @@ def _use_liger(model: nn.Module, args: TrainingArguments) -> None:
     losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     apply_liger_kernel(model, losses | (args.liger_kernel_config or {}))
     args.use_liger_kernel = False  # done; Trainer's own default would replace the model's forward as well
-
-
-def _leave_head(model: PreTrainedModel) -> None:
-    """Nothing is learned by a head of its own where no token loss is: processes would wait for its gradient."""
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and head.weight is not table.weight:
-        head.requires_grad_(False)
 
 
 def _settle(args: TrainingArguments, config: OPASDConfig, *, has_validation: bool) -> None:
