@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     EarlyStoppingCallback,
     Gemma3Config,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     Phi3Config,
     TrainerCallback,
@@ -792,8 +793,15 @@ def test_positions_that_depend_on_the_longest_sequence_are_warned_of(tmp_path, c
     assert "beyond 20 this model's positions depend on the longest sequence" in caplog.text
 
 
-def test_a_head_without_a_gradient_is_waited_for_by_nobody(tmp_path):
+def test_weights_without_a_gradient_are_waited_for_by_nobody(tmp_path):
     assert make_trainer(tmp_path).args.ddp_find_unused_parameters is False
+    assert make_trainer(tmp_path, ddp_find_unused_parameters=True).args.ddp_find_unused_parameters is True
+    layers = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = layers | {"vocab_size": len(TOKENIZER), "num_key_value_heads": 1, "head_dim": 8}
+    seeing = Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text, vision_config=layers | {"image_size": 28, "patch_size": 14})
+    )
+    assert make_trainer(tmp_path, model=seeing).args.ddp_find_unused_parameters is True
     tied, apart = make_model(), make_model()
     apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
     tied.lm_head.weight = tied.get_input_embeddings().weight

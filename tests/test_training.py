@@ -14,10 +14,10 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from opasd import training
-from opasd.config import DataConfig, RunConfig, TrainConfig
+from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.errors import ConfigError, DataError, NonFiniteError, PromptError
 from opasd.records import Records
 from tests.training import PROBLEMS, TOKENIZER, make_model
@@ -321,6 +321,17 @@ def test_full_training_in_half_precision_is_warned_of(place, tmp_path):
     config = make_config(place, model__adaptation="full", model__dtype="bfloat16")
     with pytest.warns(UserWarning, match="all weights are trained in torch.bfloat16"):
         assert training.train(config, tmp_path) == "finished"
+
+
+def test_layers_of_other_kinds_can_be_named_and_those_that_cannot_be_adapted_are_told():
+    shape = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    config = ModelConfig(lora_target_modules=("c_attn",), lora_r=2)
+    adapted = training.adapt(GPT2LMHeadModel(GPT2Config(**shape)), config, checkpointing=False)
+    assert any("c_attn.lora_A" in name for name, _ in adapted.named_parameters())
+    model = make_model()
+    model.extra = torch.nn.ModuleDict({"q_proj": torch.nn.LayerNorm(3)})
+    with pytest.raises(ConfigError, match="model cannot be adapted so: Target module LayerNorm.*; name other modules"):
+        training.adapt(model, ModelConfig(lora_target_modules=("q_proj",)), checkpointing=False)
 
 
 def test_a_broken_chat_template_is_told(place, tmp_path):

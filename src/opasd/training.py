@@ -218,20 +218,21 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
         return model
     if config.adaptation == "qlora":
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
+    turned = _named(model, Conv1D)  # GPT-2's, with rows and columns exchanged
+    linear = turned | _named(model, torch.nn.Linear)
+    if missing := set(config.lora_target_modules) - linear:
+        raise ConfigError(
+            f"model.lora_target_modules names {', '.join(sorted(missing))}, which the {model.config.model_type} model "
+            f"does not have; its linear layers are {', '.join(sorted(linear))}"
+        )
     lora = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=list(config.lora_target_modules),
         task_type="CAUSAL_LM",
+        fan_in_fan_out=turned.issuperset(config.lora_target_modules),
     )
-    kinds = (torch.nn.Linear, Conv1D)
-    linear = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, kinds)}
-    if missing := set(config.lora_target_modules) - linear:
-        raise ConfigError(
-            f"model.lora_target_modules names {', '.join(sorted(missing))}, which the {model.config.model_type} model "
-            f"does not have; its linear layers are {', '.join(sorted(linear))}"
-        )
     try:
         return get_peft_model(model, lora, revision=config.revision)
     except (ValueError, NotImplementedError) as error:
@@ -239,6 +240,11 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
             f"model.lora_target_modules: the {model.config.model_type} model cannot be adapted so: "
             f"{' '.join(str(error).split())[:300]}; name other modules"
         ) from error
+
+
+def _named(model: PreTrainedModel, kind: type[torch.nn.Module]) -> set[str]:
+    """The last parts of the names of the model's modules of this kind."""
+    return {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, kind)}
 
 
 def problems(config: DataConfig, needed: Split) -> RunSet:

@@ -11,7 +11,7 @@ from peft import PeftModel
 from opasd.checkpoints import TransformersBase
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
-from opasd.evaluation.loop import Evaluation, _Asking
+from opasd.evaluation.loop import Evaluation, _Asking, evaluate
 from opasd.evaluation.samples import SampleFile
 from opasd.evaluation.targets import Target
 from opasd.rollout.transformers import TransformersEngine, stop_ids
@@ -59,6 +59,16 @@ def whole(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "evaluation"
     run(asked(), path)
     return path
+
+
+def test_a_model_without_a_chat_template_is_told_of(tmp_path):
+    evaluation, progress = asked(problems=1), Quiet()
+    for template in (None, "{{ messages[0]['content'] }}"):
+        base = StoppingBase(0)
+        base.tokenizer.chat_template = template
+        with pytest.raises(Stopped):
+            evaluate(evaluation, tmp_path, evaluation.settings(), lambda _, base=base: base, progress)
+        assert progress.said == ["lab has no chat template: problems are asked as plain text"]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_profiles_are_as_published():
 
 def test_profiles_of_one_s_own():
     mine = profile("paper", {"budgets": (28_672, 16_384, 38_912), "samples": 4, "temperature": 0, "top_p": None})
-    assert mine.cuts == (16_384, 28_672, 38_912)
+    assert mine.cuts == mine.budgets == (16_384, 28_672, 38_912)
     assert (mine.sampling.max_new_tokens, mine.samples, mine.sampling.temperature) == (38_912, 4, 0)
     assert profile("paper", {}).cuts == (16_384,)
     for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"samples": 0}, {"top_p": 2}):
