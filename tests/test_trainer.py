@@ -152,6 +152,10 @@ def train_divided(folder, processes):
         gradient_accumulation_steps=2 // processes,
     )  # fmt: skip
     short.train()
+    whole = make_model()
+    whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())  # which gets no gradient then
+    attention = {"objective": {"token_weight": 0.0}}
+    make_trainer(folder / "attention", lora=False, model=whole, max_steps=2, method=method | attention).train()
     if trainer.is_world_process_zero():
         weights = {name: weight for name, weight in short.model.named_parameters() if weight.requires_grad}
         torch.save((found, weights), folder / "found.pt")
@@ -822,7 +826,7 @@ def test_the_best_checkpoint_by_validation(tmp_path):
     assert trainer.state.best_metric == 3
     best = Path(trainer.state.best_model_checkpoint)
     assert (best, best.is_dir()) == (tmp_path / "checkpoint-1", True)
-    written = TrainerState.load_from_json(str(tmp_path / "checkpoint-3" / "trainer_state.json"))
+    written = TrainerState.load_from_json(str(best / "trainer_state.json"))
     assert written.best_model_checkpoint == str(best)
     assert trainer.state.global_step == 3
     assert not any("eval_" in name for row in Records(tmp_path / "metrics.jsonl") for name in row)
