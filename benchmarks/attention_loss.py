@@ -24,10 +24,10 @@ from measure import on_gpu as timed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from opasd.alignment import Alignment
 from opasd.choices import Impl
 from opasd.losses.attention import LayerAttention, LayerBatch, attention_loss, attention_losses
 from opasd.losses.divergence import divergence
+from opasd.prompts.alignment import Alignment
 
 HEADS, KEY_HEADS, HEAD_SIZE = 16, 8, 128
 PROMPT, SOLUTION, GPU_SOLUTION = 256, 512, 1024

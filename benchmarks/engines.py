@@ -15,9 +15,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opasd.config import PromptConfig, RolloutConfig, SamplingConfig
-from opasd.lab.model import model_path
-from opasd.lab.task import make_problems
-from opasd.prompts import PromptBuilder
+from opasd.data.made.counts import make_problems
+from opasd.lab import model_path
+from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import RolloutEngine
 from opasd.rollout.factory import make_engine
 from opasd.rollout.serving import ServingEngine

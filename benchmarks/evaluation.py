@@ -11,11 +11,11 @@ import time
 
 import torch
 
-from opasd.checkpoints import TransformersBase
 from opasd.config import ModelConfig
+from opasd.evaluation.bases import TransformersBase
 from opasd.evaluation.benchmarks import load, packaged
 from opasd.evaluation.profiles import PROFILES
-from opasd.prompts import PromptBuilder
+from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import derive_seed
 
 LAB = ModelConfig(name_or_path="lab")

@@ -25,7 +25,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from opasd.config import SamplingConfig
-from opasd.models import unwrap
+from opasd.model.unwrap import unwrap
 from opasd.rollout.transformers import TransformersEngine
 
 VOCABULARY = 151_936

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from opasd.config import PromptConfig
-from opasd.data import Problem
-from opasd.lab.arithmetic import make_problems
-from opasd.lab.model import model_path
-from opasd.prompts import PromptBuilder, PromptPair
+from opasd.data.made.arithmetic import make_problems
+from opasd.data.problems import Problem
+from opasd.lab import model_path
+from opasd.prompts.pairs import PromptBuilder, PromptPair
 
 
 def problems(count: int, characters: int) -> list[Problem]:

@@ -28,14 +28,14 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, TrainingA
 from transformers.models.qwen3 import modeling_qwen3
 
 from opasd.config import OPASDConfig
-from opasd.data import Problem
-from opasd.lab.model import model_path
-from opasd.lora import FusedLinear
-from opasd.models import unwrap
-from opasd.prompts import PromptPair
-from opasd.rollout import Rollout
+from opasd.data.problems import Problem
+from opasd.lab import model_path
+from opasd.model.lora import FusedLinear
+from opasd.model.unwrap import unwrap
+from opasd.prompts.pairs import PromptPair
+from opasd.prompts.rollout import Rollout
 from opasd.rollout.fusing import is_ligers
-from opasd.trainer import OPASDTrainer
+from opasd.trainer.trainer import OPASDTrainer
 
 PEAK = 790e12
 """Operations a second that the goal is a share of: what dense bf16 products reach on an H200."""

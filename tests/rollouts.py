@@ -2,9 +2,9 @@
 
 import torch
 
-from opasd.data import Problem
-from opasd.prompts import PromptPair
-from opasd.rollout import Rollout
+from opasd.data.problems import Problem
+from opasd.prompts.pairs import PromptPair
+from opasd.prompts.rollout import Rollout
 from tests.models import VOCABULARY
 
 

@@ -19,6 +19,6 @@ def test_unknown_names_are_told():
 
 
 def test_importing_the_package_and_its_configuration_imports_no_torch():
-    code = "import sys, opasd, opasd.config, opasd.data; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, opasd.config, opasd.data.problems; print('torch' in sys.modules, 'transformers' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "False"]

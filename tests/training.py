@@ -8,8 +8,8 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, TrainingArguments
 
 from opasd.config import OPASDConfig
-from opasd.data import Problem
-from opasd.trainer import OPASDTrainer
+from opasd.data.problems import Problem
+from opasd.trainer.trainer import OPASDTrainer
 from tests.tokenizers import small
 
 TOKENIZER = small("qwen3")

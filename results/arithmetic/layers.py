@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
-from opasd.alignment import align
 from opasd.config import AttentionLossConfig, DataConfig, ModelConfig, PromptConfig, SamplingConfig
-from opasd.data import Problem
-from opasd.evaluation.grading import is_correct
+from opasd.data.problems import Problem
+from opasd.data.sets import problems
+from opasd.grading.verdict import is_correct
 from opasd.losses import objective
-from opasd.prompts import PromptBuilder
-from opasd.rollout import Rollout
+from opasd.model.loading import load_model, load_tokenizer
+from opasd.model.scoring import Scorer, choose_layout
+from opasd.prompts.alignment import align
+from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.rollout import Rollout
 from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.scoring import Scorer, choose_layout
-from opasd.trainer import microbatches
-from opasd.training import load_model, load_tokenizer, problems
+from opasd.trainer.trainer import microbatches
 
 PROBLEMS, SAMPLES = 200, 4
 REFERENCES = {

@@ -8,7 +8,7 @@ Answers stay the problems' own, so that rollouts are graded as ever.
 import json
 import sys
 
-from opasd.lab.arithmetic import SIZES, make_problems
+from opasd.data.made.arithmetic import SIZES, make_problems
 
 problems = make_problems("train", SIZES["train"])
 with open(sys.argv[1], "x") as file:

@@ -4,35 +4,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opasd.alignment import Alignment, align
     from opasd.config import ObjectiveConfig, OPASDConfig, RunConfig
-    from opasd.data import Problem, load_problems
+    from opasd.data.problems import Problem, load_problems
     from opasd.errors import OpasdError
     from opasd.losses.attention import attention_loss
     from opasd.losses.objective import opasd_loss
     from opasd.losses.token import token_loss
-    from opasd.prompts import PromptBuilder, PromptPair
-    from opasd.rollout import Rollout
-    from opasd.scoring import Scorer
-    from opasd.trainer import OPASDTrainer
+    from opasd.model.scoring import Scorer
+    from opasd.prompts.alignment import Alignment, align
+    from opasd.prompts.pairs import PromptBuilder, PromptPair
+    from opasd.prompts.rollout import Rollout
+    from opasd.trainer.trainer import OPASDTrainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Alignment": "alignment",
+    "Alignment": "prompts.alignment",
     "OPASDConfig": "config",
-    "OPASDTrainer": "trainer",
+    "OPASDTrainer": "trainer.trainer",
     "ObjectiveConfig": "config",
     "OpasdError": "errors",
-    "Problem": "data",
-    "PromptBuilder": "prompts",
-    "PromptPair": "prompts",
-    "Rollout": "rollout",
+    "Problem": "data.problems",
+    "PromptBuilder": "prompts.pairs",
+    "PromptPair": "prompts.pairs",
+    "Rollout": "prompts.rollout",
     "RunConfig": "config",
-    "Scorer": "scoring",
-    "align": "alignment",
+    "Scorer": "model.scoring",
+    "align": "prompts.alignment",
     "attention_loss": "losses.attention",
-    "load_problems": "data",
+    "load_problems": "data.problems",
     "opasd_loss": "losses.objective",
     "token_loss": "losses.token",
 }

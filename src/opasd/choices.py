@@ -68,6 +68,8 @@ Schedule = Literal[
     "warmup_stable_decay",
 ]
 """transformers' schedules of the learning rate that need nothing but the step."""
+FinishReason = Literal["stop", "length", "error"]
+"""A declared stop token, `max_new_tokens`, or logits from which nothing can be drawn: NaN or infinite."""
 
 
 def check_choice(name: str, value: object, words: Any) -> None:

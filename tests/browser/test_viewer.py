@@ -7,10 +7,12 @@ import re
 
 import pytest
 
-from opasd.alignment import align
 from opasd.config import AttentionLossConfig
-from opasd.lab.task import make_problems
-from opasd.prompts import PromptBuilder
+from opasd.data.made.counts import make_problems
+from opasd.model.scoring import Scorer
+from opasd.prompts.alignment import align
+from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.rollout import Rollout
 from opasd.report import viewer
 from opasd.report.attend import load
 from opasd.report.attention import Stage, record
@@ -18,8 +20,6 @@ from opasd.report.folders import read_runs
 from opasd.report.page import Page, viewer_page
 from opasd.report.viewer import unpacked
 from opasd.report.write import make, write
-from opasd.rollout import Rollout
-from opasd.scoring import Scorer
 from tests.models import add_lora
 from tests.report.made import make_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 STAND_IN = '''
-"""A stand-in for opasd.training: records how it was called and does what STAND_IN says."""
+"""A stand-in for opasd.trainer.session: records how it was called and does what STAND_IN says."""
 import os, signal, sys, time, types
 
 def train(config, folder, *, resume):
@@ -38,9 +38,9 @@ def merge(adapter, output):
     output.mkdir(exist_ok=True)
     (output / "merged").write_text(str(adapter))
 
-module = types.ModuleType("opasd.training")
+module = types.ModuleType("opasd.trainer.session")
 module.train, module.merge = train, merge
-sys.modules["opasd.training"] = module
+sys.modules["opasd.trainer.session"] = module
 '''
 
 

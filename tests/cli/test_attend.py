@@ -8,8 +8,8 @@ from opasd.config import RunConfig
 from opasd.recipes import load_recipe
 from opasd.report.folders import read_run
 from opasd.report.viewer import is_record
-from opasd.run import RunFolder
-from opasd.training import train
+from opasd.run.folder import RunFolder
+from opasd.trainer.session import train
 from tests.evaluation.lab import make_adapter
 
 

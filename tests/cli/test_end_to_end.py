@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from opasd.records import Records
+from opasd.run.records import Records
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 ROOT = Path(__file__).parents[2]

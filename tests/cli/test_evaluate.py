@@ -17,7 +17,7 @@ from opasd import cli
 from opasd.cli.evaluate import _template_option
 from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
-from opasd.run import RunFolder, hold
+from opasd.run.folder import RunFolder, hold
 from opasd.sweep.commands import _text
 from tests.evaluation.lab import make_adapter
 from tests.rollout.fake_server import Process

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from opasd.cli.lab import run
-from opasd.data import Problem, load_problems
+from opasd.data.made.counts import make_problems
+from opasd.data.problems import Problem, load_problems
 from opasd.errors import ConfigError
-from opasd.lab.task import make_problems
 
 
 def test_problems_load_with_the_default_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from opasd import probe
 from opasd.cli import main
 from opasd.cli.probe import _page
 from opasd.config import RunConfig
-from opasd.probe import Probe, Reply, Trajectory
-from opasd.probe_summary import summarise
+from opasd.probe import measure as probe
+from opasd.probe.measure import Probe, Reply, Trajectory
+from opasd.probe.summary import summarise
 from tests.cli.conftest import CommandLine
 from tests.training import PROBLEMS, TOKENIZER, make_model
 

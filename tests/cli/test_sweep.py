@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import opasd.cli as cli
-from opasd.records import Records
+from opasd.run.records import Records
 from opasd.sweep.commands import _quoted
 from tests.cli.conftest import CommandLine
 

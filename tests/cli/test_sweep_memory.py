@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from opasd.run import hold
+from opasd.run.folder import hold
 from tests.cli.conftest import CommandLine
 from tests.cli.test_sweep import wait_for
 

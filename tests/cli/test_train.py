@@ -10,7 +10,7 @@ import pytest
 from opasd.cli.train import check_changes
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.errors import ConfigError
-from opasd.run import RunFolder
+from opasd.run.folder import RunFolder
 from tests.cli.conftest import CommandLine
 
 

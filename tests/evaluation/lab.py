@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from opasd.checkpoints import TransformersBase
 from opasd.config import ModelConfig, SamplingConfig
 from opasd.evaluation import folder as folders
+from opasd.evaluation.bases import TransformersBase
 from opasd.evaluation.benchmarks import load, packaged
 from opasd.evaluation.loop import Base, Evaluation, evaluate
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.targets import Target
-from opasd.training import load_model
+from opasd.model.loading import load_model
 
 LAB = ModelConfig(name_or_path="lab")
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=48)

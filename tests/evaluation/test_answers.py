@@ -1,9 +1,9 @@
 """Answers: each problem's own seeds, graded where there is an answer."""
 
 from opasd.config import PromptConfig, SamplingConfig
-from opasd.data import Problem
+from opasd.data.problems import Problem
 from opasd.evaluation.answers import answer
-from opasd.prompts import PromptBuilder
+from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.transformers import TransformersEngine, stop_ids
 from tests.training import PROBLEMS, TOKENIZER, make_model
 

@@ -183,7 +183,7 @@ def test_a_missing_local_copy_goes_to_the_hub_at_the_pinned_commit(tmp_path, mon
         origin.revision = config.revision
         yield from ((name, n, row) for n, row in enumerate([{"question": "q", "answer": "#### 5"}], 1))
 
-    monkeypatch.setattr("opasd.sources._hub_rows", stream)
+    monkeypatch.setattr("opasd.data.sources._hub_rows", stream)
     loaded = load(packaged()["gsm8k"], tmp_path)
     assert asked == [("openai/gsm8k", "main", "test", packaged()["gsm8k"].revision)]
     assert (loaded.revision, loaded.problems[0].answer) == (packaged()["gsm8k"].revision, "5")

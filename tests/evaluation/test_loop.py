@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from peft import PeftModel
 
-from opasd.checkpoints import TransformersBase
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
+from opasd.evaluation.bases import TransformersBase
 from opasd.evaluation.loop import Evaluation, _Asking, evaluate
 from opasd.evaluation.samples import SampleFile
 from opasd.evaluation.targets import Target
+from opasd.model.loading import load_model, load_tokenizer
 from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.training import load_model, load_tokenizer
 from tests.evaluation.lab import LAB, SAMPLING, Quiet, asked, make_adapter, run
 
 
@@ -197,7 +197,7 @@ def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
 
 
 def _prompts(evaluation: Evaluation, tokenizer):
-    from opasd.prompts import PromptBuilder
+    from opasd.prompts.pairs import PromptBuilder
 
     builder = PromptBuilder(tokenizer, evaluation.benchmarks[0].benchmark.prompts())
     problems = evaluation.benchmarks[0].problems

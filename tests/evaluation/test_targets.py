@@ -9,7 +9,7 @@ from opasd.config import ModelConfig
 from opasd.errors import ConfigError
 from opasd.evaluation.targets import resolve
 from opasd.recipes import load_recipe
-from opasd.run import RunFolder
+from opasd.run.folder import RunFolder
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from opasd.alignment import Alignment
 from opasd.config import Section
 from opasd.errors import ConfigError
 from opasd.losses.layers import LayerAttention, LayerBatch
+from opasd.prompts.alignment import Alignment
 
 
 def make_alignment(

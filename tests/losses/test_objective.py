@@ -11,7 +11,7 @@ from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.objective import opasd_loss
 from opasd.losses.token import OutputHead
-from opasd.scoring import Scorer
+from opasd.model.scoring import Scorer
 from tests.models import FAMILIES, HYBRID, add_lora, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
 

@@ -9,12 +9,12 @@ import pytest
 
 from opasd.cli._plan import arithmetic
 from opasd.config import RunConfig
-from opasd.data import Problem, load_problems
+from opasd.data.problems import Problem, load_problems
+from opasd.data.sets import problems
 from opasd.evaluation.benchmarks import find_benchmarks, load
 from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_yaml, read_yaml
-from opasd.training import problems
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
 FACTS = Path(__file__).parents[2] / "src" / "opasd" / "report" / "facts" / "paper.yaml"

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from opasd.alignment import align
 from opasd.config import AttentionLossConfig, PromptConfig
+from opasd.data.made.counts import make_problems
 from opasd.errors import ConfigError
-from opasd.lab.task import make_problems
 from opasd.losses.attention import attention_loss
 from opasd.losses.divergence import divergence
-from opasd.prompts import PromptBuilder
+from opasd.model.scoring import Scorer
+from opasd.prompts.alignment import align
+from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.rollout import Rollout
 from opasd.report.attend import attend, load
 from opasd.report.attention import Stage, pieces, record, rows_of
 from opasd.report.folders import Run, read_run
 from opasd.report.viewer import KEPT, is_record, packed, quantised, restored, unpacked
 from opasd.report.write import make
-from opasd.rollout import Rollout
-from opasd.scoring import Scorer
 from tests.models import make_model
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.config import SamplingConfig
-from opasd.lab.model import model_path
+from opasd.lab import model_path
 from opasd.rollout import decoding, slots
 from opasd.rollout.decoding import NOT_FINITE, make_plan
 from opasd.rollout.transformers import TransformersEngine

@@ -8,7 +8,7 @@ from peft.tuners.lora.layer import Linear
 from transformers import PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
-from opasd.lora import LoraProduct, speed_up
+from opasd.model.lora import LoraProduct, speed_up
 from opasd.rollout import decoding, fusing, slots
 from opasd.rollout.decoding import make_plan
 from opasd.rollout.transformers import TransformersEngine

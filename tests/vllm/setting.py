@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import RolloutConfig, SamplingConfig
-from opasd.lab.model import model_path
+from opasd.lab import model_path
 
 GREEDY = SamplingConfig(temperature=0, max_new_tokens=48)
 LAB = str(model_path())

@@ -11,11 +11,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from opasd.config import OPASDConfig
+from opasd.data.made.counts import make_problems
 from opasd.errors import EngineError
-from opasd.lab.task import make_problems
 from opasd.rollout import adapters
 from opasd.rollout.factory import serve_base
-from opasd.trainer import OPASDTrainer
+from opasd.trainer.trainer import OPASDTrainer
 from tests.vllm.setting import GREEDY, LAB, LONGEST, SMALL, Server, base, config, greedy, prompts, student, tokenizer
 
 NO_STOP: frozenset[int] = frozenset()

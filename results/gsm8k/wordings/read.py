@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from opasd.config import ModelConfig, OPASDConfig, PromptConfig, SamplingConfig
-from opasd.data import Problem
-from opasd.evaluation.grading import is_correct
-from opasd.probe import judge
-from opasd.prompts import PromptBuilder
-from opasd.rollout import Rollout
+from opasd.data.problems import Problem
+from opasd.grading.verdict import is_correct
+from opasd.model.loading import load_model, load_tokenizer
+from opasd.probe.measure import judge
+from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.rollout import Rollout
 from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.training import load_model, load_tokenizer
 
 BEFORE, AFTER = "Problem: {question}\n\n{reference}{instruction}", "Problem: {question}\n\n{instruction}{reference}"
 FRAME = (

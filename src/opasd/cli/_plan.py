@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from opasd.config import DataConfig, RunConfig
+from opasd.data.made import TASKS, own_split, size
 from opasd.errors import ConfigError
-from opasd.lab.tasks import TASKS, own_split, size
-from opasd.wording import Wordings
+from opasd.prompts.wording import Wordings
 
 LAB = "lab"
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab")

@@ -19,7 +19,7 @@ def run(args: list[str]) -> int:
     folder = options.output or _fresh(Path("runs") / ("demo-quick" if options.quick else f"demo-{options.seed}"))
     if folder.exists():
         raise ConfigError(f"{folder} exists and is not overwritten; give another --output")
-    from opasd import demo
+    from opasd.cli import _demo as demo
 
     try:
         folder.mkdir(parents=True)

@@ -39,7 +39,7 @@ def run(args: list[str]) -> int:
     from opasd.evaluation import folder as folders
     from opasd.evaluation.loop import evaluate
     from opasd.evaluation.results import table
-    from opasd.run import hold
+    from opasd.run.folder import hold
 
     settings = asked.settings()
     path = options.output or Path("evaluations") / folders.default_name(settings)
@@ -150,8 +150,8 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
 
 
 def _opener(options: argparse.Namespace) -> Any:
-    from opasd.checkpoints import open_base
     from opasd.config import RolloutConfig, ServersConfig
+    from opasd.evaluation.bases import open_base
 
     servers = ServersConfig(urls=tuple(options.server))
     rollout = RolloutConfig(engine=options.engine, max_batch=options.max_batch, servers=servers)

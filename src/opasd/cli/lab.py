@@ -16,7 +16,7 @@ def run(args: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     if action == "pretrain":
-        from opasd.lab.pretrain import main
+        from scripts.lab.pretrain import main
 
         main(rest)
         return 0
@@ -28,7 +28,7 @@ def run(args: list[str]) -> int:
 def _problems(rest: list[str]) -> int:
     import json
 
-    from opasd.lab.task import make_problems
+    from opasd.data.made.counts import make_problems
 
     if len(rest) > 1 or (rest and not rest[0].isdigit()):
         raise ConfigError(f"opasd lab problems takes a number of problems, got {' '.join(rest)[:60]!r}")

@@ -15,14 +15,14 @@ def run(args: list[str]) -> int:
     options = parser.parse_args(args)
     if not options.adapter.is_dir():
         raise ConfigError(f"no folder {options.adapter}; give an adapter's folder, such as runs/NAME/final")
-    from opasd.run import STAGED
+    from opasd.run.folder import STAGED
 
     if options.out.exists() and (
         not options.out.is_dir() or any(not path.name.startswith(STAGED) for path in options.out.iterdir())
     ):
         raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
-    from opasd import training
+    from opasd.model.merging import merge
 
-    training.merge(options.adapter, options.out)
+    merge(options.adapter, options.out)
     sys.stdout.write(f"{options.out}\n")
     return 0

@@ -20,7 +20,7 @@ from opasd.cli.evaluate import ProgressLine
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.rounding import fixed, per_cent
-from opasd.run import environment
+from opasd.run.folder import environment
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def run(args: list[str]) -> int:
     if target is not None:
         _check_new(target)
     check(config, 1)
-    from opasd.probe import probe
-    from opasd.probe_summary import summarise
+    from opasd.probe.measure import probe
+    from opasd.probe.summary import summarise
 
     progress = ProgressLine()
     try:

@@ -22,7 +22,7 @@ from opasd.cli._processes import Processes, relaunch
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.checking import leaves
-from opasd.run import RunFolder, check_name, run_name
+from opasd.run.folder import RunFolder, check_name, run_name
 
 HARMLESS = (
     "train.max_steps", "train.save_steps", "train.save_total_limit", "train.report_to", "save_samples_every",
@@ -108,7 +108,7 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
             if heard is None:
                 return USER_MISTAKE
             path = heard
-        from opasd import training
+        from opasd.trainer import session as training
 
         before = _traces(path)
         try:

@@ -16,7 +16,7 @@ from opasd.cli._processes import Processes
 from opasd.config import RunConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.reading import write_yaml
-from opasd.run import check_name
+from opasd.run.folder import check_name
 
 
 @dataclass(frozen=True)

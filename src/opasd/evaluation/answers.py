@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from opasd.choices import FinishReason
 from opasd.config import SamplingConfig
-from opasd.data import Problem
-from opasd.evaluation.grading import is_correct
-from opasd.prompts import PromptBuilder
-from opasd.rollout.engine import FinishReason, RolloutEngine, derive_seed
+from opasd.data.problems import Problem
+from opasd.grading.verdict import is_correct
+from opasd.prompts.pairs import PromptBuilder
+from opasd.rollout.engine import RolloutEngine, derive_seed
 
 THINK, END_OF_THINK = "<think>", "</think>"
 

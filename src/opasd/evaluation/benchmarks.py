@@ -20,15 +20,15 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
-from opasd.data import Problem, load_problems
+from opasd.data.made import TASKS, make_problems
+from opasd.data.problems import Problem, load_problems
+from opasd.data.sources import Origin, files_by_split, listing, rows_of
 from opasd.errors import ConfigError, DataError
-from opasd.evaluation.comparing import choice, tidy
-from opasd.evaluation.grading import AnswerKind
-from opasd.lab.tasks import TASKS, make_problems
+from opasd.grading.equality import choice, tidy
+from opasd.grading.verdict import AnswerKind
+from opasd.prompts.wording import Wording
 from opasd.recipes.checking import explain
 from opasd.recipes.reading import read_yaml
-from opasd.sources import Origin, files_by_split, listing, rows_of
-from opasd.wording import Wording
 
 PACKAGED = Path(__file__).with_name("benchmarks.yaml")
 DATA_DIR = "OPASD_DATA_DIR"

@@ -17,17 +17,17 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, SamplingConfig
-from opasd.data import Problem
+from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
 from opasd.evaluation.answers import THINK, opens_thinking, readable
 from opasd.evaluation.benchmarks import LoadedBenchmark
-from opasd.evaluation.grader import Grader, Job
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.results import SCHEMA, build, gather
 from opasd.evaluation.samples import Key, Sample, SampleFile
 from opasd.evaluation.targets import Target
-from opasd.prompts import PromptBuilder
+from opasd.grading.pool import Grader, Job
+from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
 
 

@@ -9,10 +9,10 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
-from opasd.evaluation.grading import VERDICTS
 from opasd.evaluation.samples import Key, Outcome
 from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
 from opasd.evaluation.statistics import estimates, macro_average, paired_difference
+from opasd.grading.verdict import VERDICTS
 from opasd.rounding import fixed, per_cent
 
 SCHEMA = 1

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opasd.evaluation.grading import VERDICTS, Verdict
-from opasd.rollout.engine import FinishReason
+from opasd.choices import FinishReason
+from opasd.grading.verdict import VERDICTS, Verdict
 
 _CUT = {"verdict", "answer"}
 

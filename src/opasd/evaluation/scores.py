@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import comb
 
-from opasd.evaluation.grading import Verdict, same_answer_key
+from opasd.grading.verdict import Verdict, same_answer_key
 
 
 def avg_at_k(correct: int, samples: int, k: int) -> float:

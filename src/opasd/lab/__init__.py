@@ -1,5 +1,11 @@
-"""The embedded default: a small task made by code and a small pretrained chat model; nothing is downloaded."""
+"""The embedded chat model: a folder in the package that `from_pretrained` reads; `scripts/lab` makes it."""
 
-from opasd.lab.task import LEVELS, is_right, make_problems, make_puzzles
+from pathlib import Path
 
-__all__ = ["LEVELS", "is_right", "make_problems", "make_puzzles"]
+LAB = "lab"
+"""The name that stands for the embedded model and the embedded task."""
+
+
+def model_path() -> Path:
+    """Return the folder of the embedded model."""
+    return Path(__file__).parent / "model"

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from opasd.alignment import Alignment
 from opasd.choices import Divergence, Handling, Impl, check_choice, check_positive
 from opasd.errors import ConfigError
 from opasd.losses import fused, projection
@@ -30,6 +29,7 @@ from opasd.losses.attention_chunked import Comparison, chunked, make_readings, u
 from opasd.losses.divergence import divergence as divergence_of
 from opasd.losses.layers import LayerAttention, LayerBatch, rollout_layers
 from opasd.losses.precision import own_precision, wide
+from opasd.prompts.alignment import Alignment
 
 __all__ = [
     "AttentionLossOutput",

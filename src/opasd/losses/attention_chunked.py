@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from opasd.alignment import Alignment
 from opasd.choices import Divergence, Handling
 from opasd.losses import projection
 from opasd.losses.divergence import entropy, slope, terms
 from opasd.losses.layers import LayerAttention
 from opasd.losses.precision import wide
+from opasd.prompts.alignment import Alignment
 
 
 class Comparison(NamedTuple):

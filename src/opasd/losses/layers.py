@@ -10,7 +10,7 @@ from typing import Self
 
 from torch import Tensor
 
-from opasd.alignment import Alignment
+from opasd.prompts.alignment import Alignment
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opasd.alignment import Alignment, align
 from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
+from opasd.device import send
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses import fused
 from opasd.losses.attention import AttentionLossOutput, attention_loss, attention_losses
 from opasd.losses.layers import LayerBatch
 from opasd.losses.token import OutputHead, token_loss
-from opasd.models import send
-from opasd.rollout import Rollout
-from opasd.scoring import ScoreBatch, Scores
+from opasd.model.scoring import ScoreBatch, Scores
+from opasd.prompts.alignment import Alignment, align
+from opasd.prompts.rollout import Rollout
 
 
 @dataclass(frozen=True)

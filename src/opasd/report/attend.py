@@ -13,24 +13,26 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import DataConfig, ModelConfig, RunConfig
-from opasd.data import Problem
+from opasd.data.problems import Problem
+from opasd.data.sets import problems
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import packaged
-from opasd.evaluation.grading import is_correct
-from opasd.models import context
-from opasd.prompts import PromptBuilder
+from opasd.grading.verdict import is_correct
+from opasd.lab import LAB
+from opasd.model.checks import context
+from opasd.model.loading import load_model, load_tokenizer
+from opasd.model.scoring import Scorer
+from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.rollout import Rollout
 from opasd.recipes import load_recipe
 from opasd.report.attention import Stage, record
 from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
 from opasd.report.viewer import is_record
-from opasd.rollout import Rollout
 from opasd.rollout.engine import derive_seed
 from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.run import RunFolder
-from opasd.saving import checkpoints
-from opasd.scoring import Scorer
-from opasd.training import LAB, load_model, load_tokenizer, problems
+from opasd.run.checkpoints import checkpoints
+from opasd.run.folder import RunFolder
 
 BEFORE, AFTER = "before", "after"
 GIVEN, SAMPLED = "given", "sampled"

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from opasd.alignment import Alignment, align
 from opasd.config import AttentionLossConfig
 from opasd.losses import projection
 from opasd.losses.attention import LayerAttention, attention_loss, attention_rows
+from opasd.model.scoring import Scorer
+from opasd.prompts.alignment import Alignment, align
+from opasd.prompts.rollout import Rollout
 from opasd.report.viewer import KIND, VERSION, packed
-from opasd.rollout import Rollout
-from opasd.scoring import Scorer
 
 CHUNK = 64
 """Steps whose attention is held at a time."""

@@ -24,7 +24,7 @@ from opasd.recipes.reading import read_yaml
 from opasd.report.files import MAX_NAMED, json_object, json_rows, left_out
 from opasd.report.joining import how_asked, joined
 from opasd.report.viewer import is_record
-from opasd.run import RunFolder
+from opasd.run.folder import RunFolder
 
 State = Literal["finished", "running", "stopped", "evaluated"]
 ROLLOUT = "training rollouts"

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from opasd.config import SamplingConfig
-from opasd.models import short_of_memory
+from opasd.device import short_of_memory
 from opasd.rollout.engine import Completion
 from opasd.rollout.fusing import Rounded, fused, kernels_available
 from opasd.rollout.sampling import sample

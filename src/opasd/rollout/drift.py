@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from opasd.config import DriftConfig
 from opasd.errors import EngineError
-from opasd.models import unwrap
+from opasd.model.unwrap import unwrap
 from opasd.rollout.engine import Completion
 
 FLOAT32_TOLERANCE, HALF_TOLERANCE = 1e-3, 5e-2

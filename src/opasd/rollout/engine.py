@@ -8,12 +8,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from opasd.choices import FinishReason
 from opasd.config import SamplingConfig
-
-FinishReason = Literal["stop", "length", "error"]
-"""A declared stop token, `max_new_tokens`, or logits from which nothing can be drawn: NaN or infinite."""
 
 
 @dataclass(frozen=True)

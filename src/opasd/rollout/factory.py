@@ -10,7 +10,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 
 from opasd.config import RolloutConfig
 from opasd.errors import ConfigError
-from opasd.models import context, unwrap
+from opasd.model.checks import context
+from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport
 from opasd.rollout.engine import RolloutEngine
 from opasd.rollout.server import ServerEngine

@@ -3,7 +3,7 @@
 Nothing is assumed from names: a norm or a rotary embedding is replaced only where the kernel gives what the model's own
 code gives on random numbers, else it stays. Adapters stay adapters: their product is added to the base's, not merged,
 where half of a weight's last bit would be lost; in half precision they are rounded as a training step without dropout
-rounds them (`opasd.lora`).
+rounds them (`opasd.model.lora`).
 """
 
 import importlib.util
@@ -118,7 +118,7 @@ def _adapted(module: nn.Module, rounded: Rounded) -> Callable[[Tensor], Tensor] 
     """A plain LoRA layer with one active adapter."""
     from peft.tuners.lora import Linear
 
-    from opasd.lora import FusedLinear
+    from opasd.model.lora import FusedLinear
     from opasd.rollout import kernels
 
     if not isinstance(module, Linear) or type(module) not in (Linear, FusedLinear):

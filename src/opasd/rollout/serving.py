@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from opasd.choices import FinishReason
 from opasd.config import SamplingConfig
 from opasd.errors import ConfigError
-from opasd.rollout.engine import Completion, FinishReason
+from opasd.rollout.engine import Completion
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently raises what is between 0 and this."""

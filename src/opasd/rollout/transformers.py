@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import SamplingConfig
+from opasd.device import short_of_memory
 from opasd.errors import ConfigError
-from opasd.models import model_type, short_of_memory, unwrap
+from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
 from opasd.rollout.engine import Completion
 from opasd.rollout.sampling import sample

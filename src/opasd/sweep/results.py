@@ -15,10 +15,10 @@ from typing import Any
 from opasd.analysis.curves import curve, number
 from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.statistics import Estimate, macro_average
-from opasd.records import Records
 from opasd.report.summary import LAST, summary_table
 from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
 from opasd.rounding import fixed, per_cent
+from opasd.run.records import Records
 from opasd.sweep.fields import get
 from opasd.sweep.running import Place, differing
 from opasd.sweep.spec import SEED, Planned, Sweep, TableConfig, safe, short_names, shown

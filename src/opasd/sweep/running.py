@@ -28,7 +28,7 @@ from typing import Any, Literal
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes.checking import leaves
-from opasd.run import RunFolder, with_absolute_paths
+from opasd.run.folder import RunFolder, with_absolute_paths
 from opasd.sweep.commands import Commands
 from opasd.sweep.fields import get
 from opasd.sweep.logs import beside_strangers, last_words, tail

@@ -31,7 +31,7 @@ from opasd.recipes import Recipe, laid_over, load_recipe, merged, recipe_names
 from opasd.recipes.checking import explain, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
 from opasd.recipes.reading import parse_value, read_yaml
-from opasd.run import check_name
+from opasd.run.folder import check_name
 from opasd.sweep.fields import NO_TEXT, Settings, check_value, nested
 
 FILES = Path(__file__).parent / "files"

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opasd.alignment import Alignment
 from opasd.losses import projection
 from opasd.losses.layers import LayerBatch
+from opasd.prompts.alignment import Alignment
 
 NO_WINDOW = 1 << 30
 MOST_NUMBERS = 10 << 20

@@ -1,0 +1,59 @@
+"""Chains of four operations with worked solutions: a task for a small pretrained model, made by code.
+
+    Start with 70. Multiply by 9. Subtract 35. Add 386. Subtract 45. What number is the result?
+
+    1. Start with 70.
+    2. Multiply by 9: \\(70 \\times 9 = 630\\).
+    …
+    Therefore, the result is \\(\\boxed{936}\\).
+
+Solutions have a form that Qwen2.5-Coder's own answers often have, so that a teacher who sees one tells a wrong step of
+the student from a right one, and not its own words from the student's. Always the same problems, none in two splits.
+Needs the standard library alone.
+"""
+
+import functools
+import random
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from opasd.data.problems import Problem
+
+Split = Literal["train", "validation", "test"]
+SIZES: dict[Split, int] = {"train": 4096, "validation": 400, "test": 1000}
+STEPS = 4
+LARGEST = 5000
+"""No number, right or on the way, is larger."""
+SIGNS = {"Add": "+", "Subtract": "-", "Multiply": "\\times"}
+
+
+def make_problems(split: Split, count: int) -> list["Problem"]:
+    """The first problems of a split."""
+    from opasd.data.problems import Problem
+
+    rows = _splits()[split][:count]
+    return [Problem(*row, f"arithmetic/{split}/{number}") for number, row in enumerate(rows, 1)]
+
+
+@functools.cache
+def _splits() -> dict[Split, list[tuple[str, str, str]]]:
+    draw = random.Random(2026)  # which draws no problem twice
+    return {split: [_chain(draw) for _ in range(size)] for split, size in SIZES.items()}
+
+
+def _chain(draw: random.Random) -> tuple[str, str, str]:
+    """A question, its solution and its answer."""
+    number = draw.randint(12, 99)
+    words, lines = [f"Start with {number}."], [f"1. Start with {number}."]
+    while len(lines) <= STEPS:
+        name = draw.choice(list(SIGNS))
+        other = draw.randint(3, 9) if name == "Multiply" else draw.randint(12, 396)
+        result = {"Add": number + other, "Subtract": number - other, "Multiply": number * other}[name]
+        if not 0 < result <= LARGEST:
+            continue
+        told = f"{name} by {other}" if name == "Multiply" else f"{name} {other}"
+        words.append(f"{told}.")
+        lines.append(f"{len(lines) + 1}. {told}: \\({number} {SIGNS[name]} {other} = {result}\\).")
+        number = result
+    question = f"{' '.join(words)} What number is the result?"
+    return question, "\n".join([*lines, "", f"Therefore, the result is \\(\\boxed{{{number}}}\\)."]), str(number)

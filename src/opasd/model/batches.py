@@ -1,0 +1,20 @@
+"""Divide rollouts into micro-batches of at most so many tokens."""
+
+from opasd.prompts.rollout import Rollout
+
+
+def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[list[Rollout]]:
+    """Rollouts in groups whose teacher contexts, the longer ones, hold at most `budget` tokens with any padding.
+
+    Ordered by length, so that little is padded; one rollout that is over the budget is a group of its own."""
+    groups: list[list[Rollout]] = []
+    tokens = 0
+    for rollout in sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids)):
+        length = len(rollout.teacher_ids)
+        if groups and (tokens + length if packed else (len(groups[-1]) + 1) * length) <= budget:
+            groups[-1].append(rollout)
+            tokens += length
+        else:
+            groups.append([rollout])
+            tokens = length
+    return groups

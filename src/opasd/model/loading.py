@@ -1,0 +1,125 @@
+"""Load a model and its tokenizer, and set up the weights to train."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
+
+from opasd.config import ModelConfig
+from opasd.errors import ConfigError, OpasdError
+from opasd.lab import LAB, model_path
+
+
+def model_source(config: ModelConfig) -> str:
+    """Where the model is loaded from: the embedded one by its folder, others as they are named."""
+    if config.name_or_path != LAB:
+        return config.name_or_path
+    return str(model_path())
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    with loading_errors("tokenizer", config):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_source(config), revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    if not tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]:  # made of nothing but the model's type
+        raise ConfigError(
+            f"{config.name_or_path} has no tokenizer: it makes no token of a text; put the tokenizer's files "
+            "(tokenizer.json, tokenizer_config.json) beside the model's"
+        )
+    return tokenizer
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The model in the asked-for precision, on the CPU; Trainer moves it."""
+    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if config.attn_implementation is not None:
+        options["attn_implementation"] = config.attn_implementation
+    if config.dtype != "auto":
+        options["dtype"] = getattr(torch, config.dtype)
+    elif not torch.cuda.is_available():
+        options["dtype"] = torch.float32
+    if config.adaptation == "qlora":
+        options["quantization_config"] = _four_bit()
+    with loading_errors("model", config):
+        options["output_loading_info"] = True
+        found: Any = AutoModelForCausalLM.from_pretrained(model_source(config), **options)
+    model, loaded = found
+    if config.adaptation != "qlora" and (missing := sorted(loaded["missing_keys"])):
+        raise ConfigError(
+            f"{config.name_or_path} has no {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be "
+            "random; give a folder with all of the model's weights"
+        )
+    return model
+
+
+def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -> PreTrainedModel | PeftModel:
+    """The model with what is to be trained of it set up."""
+    if config.adaptation == "full":
+        return model
+    if config.adaptation == "qlora":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
+    turned = _named(model, Conv1D)  # GPT-2's, with rows and columns exchanged
+    linear = turned | _named(model, torch.nn.Linear)
+    if missing := set(config.lora_target_modules) - linear:
+        raise ConfigError(
+            f"model.lora_target_modules names {', '.join(sorted(missing))}, which the {model.config.model_type} model "
+            f"does not have; its linear layers are {', '.join(sorted(linear))}"
+        )
+    lora = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=list(config.lora_target_modules),
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=turned.issuperset(config.lora_target_modules),
+    )
+    try:
+        return get_peft_model(model, lora, revision=config.revision)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"model.lora_target_modules: the {model.config.model_type} model cannot be adapted so: "
+            f"{' '.join(str(error).split())[:300]}; name other modules"
+        ) from error
+
+
+def _named(model: PreTrainedModel, kind: type[torch.nn.Module]) -> set[str]:
+    """The last parts of the names of the model's modules of this kind."""
+    return {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, kind)}
+
+
+def _four_bit() -> Any:
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError("model.adaptation: qlora needs bitsandbytes; pip install bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+@contextmanager
+def loading_errors(what: str, config: ModelConfig) -> Iterator[None]:
+    """Loading problems as one message; a small model's loading needs no progress bar of its own."""
+    logging.disable_progress_bar()
+    try:
+        yield
+    except OpasdError:
+        raise
+    except Exception as error:  # whatever transformers, tokenizers, torch or a model's own code make of broken files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ConfigError(
+            f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "
+            "name while the hub can be reached"
+        ) from error
+    finally:
+        logging.enable_progress_bar()

@@ -1,0 +1,149 @@
+"""Which positions both contexts share, and which are the solution's alone (Section 3.2, the support mismatch).
+
+The student reads `prompt_S + ŷ`, the teacher `prompt_T + ŷ`, and the teacher's prompt has a reference block:
+
+    question      its tokens correspond one by one
+    surroundings  before and after the question, the block left out: an order-preserving common subsequence
+    response      token t stands at len(prompt_S) + t and len(prompt_T) + t
+    solution      the block's tokens; never shared, whatever they say
+
+What only one context has (an empty think block) is shared with nothing. A query sees the keys up to its own position.
+
+Shapes: T tokens of the response, J shared positions, P solution positions.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import SequenceMatcher
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opasd.choices import Query, Support, check_choice
+from opasd.errors import AlignmentError
+from opasd.prompts.pairs import PromptPair
+
+Matches = list[tuple[int, int]]
+"""Pairs of student and teacher positions, increasing in both."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The positions of one rollout in its two contexts; index tensors of type long, increasing."""
+
+    student_shared: Tensor
+    """[J] Shared positions that count, in the student's sequence."""
+    teacher_shared: Tensor
+    """[J] The same positions in the teacher's sequence."""
+    in_prompt: Tensor
+    """[J] Whether a shared position belongs to the prompt and not to the response."""
+    solution: Tensor
+    """[P] The reference block in the teacher's sequence."""
+    student_only: Tensor
+    """Student positions without a counterpart, whatever the support."""
+    teacher_only: Tensor
+    """Teacher positions without a counterpart and outside the solution, whatever the support."""
+    student_query: Tensor
+    """[T] The position whose attention belongs to step t; it sees the positions up to itself."""
+    teacher_query: Tensor
+    """[T] The same in the teacher's sequence."""
+    student_length: int
+    """Tokens of the student's prompt and the response together."""
+    teacher_length: int
+    """Tokens of the teacher's prompt and the response together."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the number of steps."""
+        return len(self.student_query)
+
+    def visible(self) -> Tensor:
+        """[T] How many shared positions, from the first on, a step's two queries can see."""
+        return torch.searchsorted(self.student_shared, self.student_query, right=True)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same alignment with its tensors on `device`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+
+def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", query: Query = "predicting") -> Alignment:
+    """The alignment of a response of `num_tokens` tokens to the problem of `pair`.
+
+    query_t = len(prompt) − 1 + t for `predicting`, len(prompt) + t for `generated`, t = 0 … T − 1."""
+    check_choice("support", support, Support)
+    check_choice("query", query, Query)
+    student_prompt, teacher_prompt = len(pair.student_ids), len(pair.teacher_ids)
+    student_length, teacher_length = student_prompt + num_tokens, teacher_prompt + num_tokens
+    question = list(zip(pair.student_question, pair.teacher_question, strict=False))
+    prompt = _match_prompts(pair, question)
+    counted = _positions({"context": prompt, "problem": question, "response": []}[support])
+    response = torch.arange(0 if support == "problem" else num_tokens)
+    lag = 1 if query == "predicting" else 0
+    return Alignment(
+        student_shared=torch.cat([counted[0], student_prompt + response]),
+        teacher_shared=torch.cat([counted[1], teacher_prompt + response]),
+        in_prompt=torch.arange(counted.shape[1] + len(response)) < counted.shape[1],
+        solution=torch.arange(pair.reference.start, pair.reference.stop),
+        student_only=_missing(student_prompt, [student for student, _ in prompt]),
+        teacher_only=_missing(teacher_prompt, [teacher for _, teacher in prompt], pair.reference),
+        student_query=torch.arange(student_prompt - lag, student_length - lag),
+        teacher_query=torch.arange(teacher_prompt - lag, teacher_length - lag),
+        student_length=student_length,
+        teacher_length=teacher_length,
+    )
+
+
+def _match_prompts(pair: PromptPair, question: Matches) -> Matches:
+    """All shared positions of the two prompts."""
+    students, teachers = pair.student_question, pair.teacher_question
+    outside = [*range(pair.reference.start), *range(pair.reference.stop, len(pair.teacher_ids))]
+    before = _common(pair, range(students.start), outside[: bisect_left(outside, teachers.start)])
+    after = _common(pair, range(students.stop, len(pair.student_ids)), outside[bisect_left(outside, teachers.stop) :])
+    matches = before + question + after
+    _check(pair, matches)
+    return matches
+
+
+def _common(pair: PromptPair, students: Sequence[int], teachers: Sequence[int]) -> Matches:
+    """Positions of a common subsequence: the common beginning, then the longest common runs of what is left."""
+    student_ids = [pair.student_ids[position] for position in students]
+    teacher_ids = [pair.teacher_ids[position] for position in teachers]
+    different = (i for i, (a, b) in enumerate(zip(student_ids, teacher_ids, strict=False)) if a != b)
+    head = next(different, min(len(students), len(teachers)))
+    # No common end before the runs: after an empty think block it would take the wrong one of two line breaks.
+    runs = SequenceMatcher(None, student_ids[head:], teacher_ids[head:], autojunk=False).get_matching_blocks()
+    matches = [(i, i) for i in range(head)]
+    matches += [(head + s + i, head + t + i) for s, t, size in runs for i in range(size)]
+    return [(students[s], teachers[t]) for s, t in matches]
+
+
+def _check(pair: PromptPair, matches: Matches) -> None:
+    """What every caller relies on, whoever built the pair."""
+    if len(pair.student_question) != len(pair.teacher_question):
+        raise AlignmentError(
+            f"problem {pair.problem.id!r}: the question has {len(pair.student_question)} tokens in the student's "
+            f"context and {len(pair.teacher_question)} in the teacher's; build pairs with PromptBuilder"
+        )
+    for student, teacher in matches:
+        if pair.student_ids[student] != pair.teacher_ids[teacher] or teacher in pair.reference:
+            raise AlignmentError(
+                f"problem {pair.problem.id!r}: position {student} of the student's context cannot be {teacher} of the "
+                f"teacher's: token ids {pair.student_ids[student]} and {pair.teacher_ids[teacher]}, solution at "
+                f"{pair.reference.start} to {pair.reference.stop}; build pairs with PromptBuilder"
+            )
+
+
+def _missing(length: int, present: Sequence[int], block: range = range(0)) -> Tensor:
+    missing = np.ones(length, bool)
+    missing[list(present)] = False
+    missing[block.start : block.stop] = False
+    return torch.from_numpy(np.flatnonzero(missing))
+
+
+def _positions(matches: Matches) -> Tensor:
+    """[2, …] The student's and the teacher's."""
+    return torch.from_numpy(np.array(matches, np.int64).reshape(-1, 2).T.copy())

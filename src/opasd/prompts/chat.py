@@ -1,0 +1,261 @@
+"""One user message in the model's own chat template, as text, token ids and character offsets.
+
+The only place that calls a chat template. A template is seen as a frame: it writes something before the message and
+something after it, found once with a stand-in message. Every real message must come out inside that same frame,
+itself or trimmed at its ends; anything else means that the text changed what the template does, and is an error.
+
+    text = before + message + after,    ids = tokens of text (the template writes its own BOS)
+
+A tokenizer without a chat template gets plain text: its BOS if it normally adds one, the system prompt and an empty
+line if there is one, the message, a line break.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from opasd.errors import ConfigError, PromptError
+from opasd.prompts.wording import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ZERO_WIDTH = "\u200b"
+"""Put after the first character of an imitated control token: it reads the same and is no longer that token."""
+
+THINK_TAGS = frozenset({"<think>", "</think>"})
+_STAND_IN = "opasd-stand-in-message"
+_TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+# A generation prompt of fewer characters ("A:") is too common in ordinary text to count as a control string.
+_SHORTEST_MARKER = 4
+_OUR_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "enable_thinking", "thinking"})
+
+
+Placed = tuple[str, Span, int]
+"""A context's text, with `Encoded.message` and `Encoded.origin`."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A rendered context: its text, its token ids, their character offsets and where the message's text stands."""
+
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[Span, ...]
+    message: Span
+    """Where the message as written stands in `text`."""
+    origin: int
+    """Where the message's first character would stand in `text` had the template trimmed nothing."""
+
+    def span(self, span: Span) -> Span:
+        """The place in `text` of a span of the message; what the template trimmed away is gone."""
+        start, end = (min(max(self.origin + edge, self.message[0]), self.message[1]) for edge in span)
+        return start, end
+
+    def tokens(self, span: Span) -> range:
+        """Positions from the first to the last token with a character of `span` (in `text`)."""
+        return self._edges.overlapping(span)
+
+    def tokens_touching(self, span: Span) -> range:
+        """The same where a character that no token claims (trimmed or composed away) counts for both neighbours."""
+        starts, ends = self._edges.starts, self._edges.ends
+        stretched = list(map(min, starts, [0, *ends])), list(map(max, ends, [*starts[1:], len(self.text)]))
+        return Edges(*stretched).overlapping(span)
+
+    @cached_property
+    def _edges(self) -> "Edges":
+        return Edges([start for start, _ in self.offsets], [end for _, end in self.offsets])
+
+
+class Edges:
+    """Where tokens start and end in a text. Contexts are thousands of tokens long, so that places are bisected for."""
+
+    def __init__(self, starts: Sequence[int], ends: Sequence[int]) -> None:
+        self.starts, self.ends = starts, ends
+        self._in_order = all(edges == sorted(edges) for edges in (starts, ends))
+
+    def overlapping(self, span: Span) -> range:
+        """Positions from the first to the last token that has a character of `span`."""
+        if self._in_order:
+            first, after = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
+            return range(first, after) if first < after else range(0)
+        places = enumerate(zip(self.starts, self.ends, strict=True))
+        hits = [place for place, (start, end) in places if start < span[1] and end > span[0]]
+        return range(hits[0], hits[-1] + 1) if hits else range(0)
+
+
+class Chat:
+    """The chat template and tokenizer of one model, with one system prompt for all contexts."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        system: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"{type(tokenizer).__name__} has no fast backend and gives no character offsets, which alignment "
+                "needs; load a tokenizer with a tokenizer.json"
+            )
+        if taken := _OUR_OPTIONS & set(options or {}):
+            raise ConfigError(
+                f"template_options may not set {', '.join(sorted(taken))}: thinking is set with student_thinking and "
+                "teacher_thinking, the others by the program; remove them"
+            )
+        self._tokenizer = tokenizer
+        self._system = system
+        self._options = dict(options or {})
+        self._has_template = tokenizer.chat_template is not None
+        self._frames = {thinking: self._frame(thinking) for thinking in (False, True)}
+        self._control_ids = {
+            token_id: token.content
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.content in self.control_strings
+        }
+        self._unknown_id = tokenizer.unk_token_id
+        self._prepared: dict[tuple[str, bool], Encoded] = {}
+
+    def encode(self, message: str, *, thinking: bool) -> Encoded:
+        """The context in which the model answers `message`."""
+        found = self._prepared.pop((message, thinking), None)
+        return found or self._encoded([self._placed(message, thinking)])[0]
+
+    def prepare(self, messages: Sequence[tuple[str, bool]]) -> None:
+        """Encode messages, each with its thinking, all at once and on all cores; `encode` then finds them."""
+        placed: dict[tuple[str, bool], Placed] = {}
+        for message, thinking in messages:
+            with suppress(PromptError):  # which `encode` raises
+                placed[message, thinking] = self._placed(message, thinking)
+        self._prepared = dict(zip(placed, self._encoded(list(placed.values())), strict=True))
+
+    def _placed(self, message: str, thinking: bool) -> Placed:
+        before, after = self._frames[thinking]
+        written, trimmed = self._written(message, thinking)
+        return before + written + after, (len(before), len(before) + len(written)), len(before) - trimmed
+
+    def _encoded(self, placed: Sequence[Placed]) -> list[Encoded]:
+        texts = [text for text, _, _ in placed]
+        if not texts:
+            return []
+        tokens = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        found = zip(placed, tokens["input_ids"], tokens["offset_mapping"], strict=True)
+        return [
+            Encoded(text, tuple(ids), tuple(offsets), message, origin)
+            for (text, message, origin), ids, offsets in found
+        ]
+
+    @cached_property
+    def control_strings(self) -> frozenset[str]:
+        """Text that ends a turn, begins one or switches thinking: special tokens and what the template writes itself.
+
+        White-space tokens and markup that is only a convenience of the vocabulary (Gemma's HTML tags) are not."""
+        source = self._tokenizer.get_chat_template() if self._has_template else ""
+        added = self._tokenizer.added_tokens_decoder.values()
+        found = {token.content for token in added if token.special}
+        found |= {token.content for token in added if token.content in source and _TAG.fullmatch(token.content)}
+        found |= {str(token) for token in self._tokenizer.all_special_tokens} | THINK_TAGS
+        for before, after in self._frames.values():
+            own_before = before.rpartition(self._system)[2] if self._system else before
+            found |= set(_TAG.findall(own_before + after))
+            found |= {line.strip() for line in after.splitlines() if len(line.strip()) >= _SHORTEST_MARKER}
+        return frozenset(string for string in found if string.strip())
+
+    def find_control_string(self, text: str) -> str | None:
+        """The first control string in `text`, if there is one."""
+        match = self._imitation.search(text)
+        return match["string"] if match else None
+
+    def neutralise(self, text: str) -> str:
+        """`text` with a zero-width character inside every control string."""
+        return self._imitation.sub(lambda match: match["first"] + ZERO_WIDTH, text)
+
+    def find_control_token(self, encoded: Encoded, span: Span) -> str | None:
+        """The first control token made from text of `span` (in the context), if there is one."""
+        tokens = encoded.tokens(span)
+        for position, token_id in enumerate(encoded.ids[tokens.start : tokens.stop], tokens.start):
+            if token_id not in self._control_ids:
+                continue
+            content = self._control_ids[token_id]
+            start, end = encoded.offsets[position]
+            # A control token of the frame may swallow the white space around the message.
+            text = encoded.text[max(start, span[0]) : min(end, span[1])].strip()
+            is_unknown = token_id == self._unknown_id and text != content
+            if text and not is_unknown:
+                return content
+        return None
+
+    @cached_property
+    def _imitation(self) -> re.Pattern[str]:
+        # Looking ahead finds occurrences that overlap; the set of first characters makes a thousand tokens cheap.
+        strings = sorted((string for string in self.control_strings if len(string) > 1), key=len, reverse=True)
+        firsts = "".join(re.escape(first) for first in sorted({string[0] for string in strings}))
+        return re.compile(
+            f"(?=[{firsts}])(?=(?P<string>{'|'.join(map(re.escape, strings))}))(?P<first>.)", flags=re.DOTALL
+        )
+
+    def _render(self, message: str, thinking: bool) -> str:
+        if not self._has_template:
+            bos = self._tokenizer.bos_token if self._adds_bos else ""
+            system = f"{self._system}\n\n" if self._system else ""
+            return f"{bos}{system}{message}\n"
+        conversation = [{"role": "system", "content": self._system}] if self._system else []
+        conversation.append({"role": "user", "content": message})
+        rendered = self._tokenizer.apply_chat_template(
+            conversation,
+            tokenize=False,
+            add_generation_prompt=True,
+            # The names that families give the switch; a template ignores what it does not know.
+            enable_thinking=thinking,
+            thinking=thinking,
+            **self._options,
+        )
+        assert isinstance(rendered, str)
+        return rendered
+
+    @cached_property
+    def _adds_bos(self) -> bool:
+        ids = self._tokenizer("a")["input_ids"]
+        return bool(ids) and ids[0] == self._tokenizer.bos_token_id and len(ids) > 1
+
+    def _frame(self, thinking: bool) -> tuple[str, str]:
+        """What the template writes before and after a message."""
+        try:
+            rendered = self._render(_STAND_IN, thinking)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            hint = "leave `system` unset and put it into the wording" if self._system else "check template_options"
+            raise ConfigError(f"the chat template cannot render one user message: {error}; {hint}") from error
+        before, *rest = rendered.split(_STAND_IN)
+        if len(rest) != 1:
+            raise ConfigError(
+                f"the chat template writes a user message {len(rest)} times, not once; use one that keeps it whole"
+            )
+        if self._system and self._system.strip() not in rendered:
+            raise ConfigError("the chat template drops the system prompt; leave `system` unset or use another template")
+        return before, rest[0]
+
+    def _written(self, message: str, thinking: bool) -> tuple[str, int]:
+        """The message as the template writes it, and how many characters it trimmed off its beginning."""
+        try:
+            rendered = self._render(message, thinking)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise PromptError(f"the chat template refuses this text: {error}; remove the row", "template") from error
+        before, after = self._frames[thinking]
+        if not (rendered.startswith(before) and rendered.endswith(after)):
+            # A template may write today's date; contexts keep the date of the first one.
+            before, after = self._frame(thinking)
+        written = rendered[len(before) : len(rendered) - len(after)]
+        if rendered != before + written + after or written.strip() != message.strip():
+            raise PromptError(
+                f"the chat template treats this text as more than a user's message: it wrote {rendered[-300:]!r}; "
+                "remove the row or change the wording",
+                "template",
+            )
+        return written, message.index(written)

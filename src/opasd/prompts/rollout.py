@@ -1,0 +1,27 @@
+"""What a student sampled for a problem."""
+
+from dataclasses import dataclass
+
+from opasd.prompts.pairs import PromptPair
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One trajectory: the contexts it was sampled in and judged in, and its token ids as sampled."""
+
+    pair: PromptPair
+    completion_ids: tuple[int, ...]
+    id: str
+    """Names the rollout in errors, samples and metrics."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion_ids)
+
+    @property
+    def student_ids(self) -> tuple[int, ...]:
+        return (*self.pair.student_ids, *self.completion_ids)
+
+    @property
+    def teacher_ids(self) -> tuple[int, ...]:
+        return (*self.pair.teacher_ids, *self.completion_ids)

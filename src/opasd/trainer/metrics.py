@@ -1,0 +1,213 @@
+"""What is measured in one optimizer step, from its rollouts, losses and clocks.
+
+Names: `rollout/…` of the sampled completions, `token/…` and `attention/…` of the losses, `seconds/…`, `tokens/…`,
+`flops/…`. Everything is a mean over the minibatch's rollouts unless its name says otherwise.
+"""
+
+import re
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from opasd.analysis.markers import count_markers
+from opasd.evaluation.answers import THINK, Answer, opens_thinking, readable
+from opasd.evaluation.scores import pass_at_k
+from opasd.grading.verdict import is_correct
+from opasd.losses.objective import LossOutput
+from opasd.model.cost import CostModel
+from opasd.prompts.rollout import Rollout
+from opasd.rollout.engine import Completion
+
+
+class Window:
+    """The readings of one window of gradient accumulation, on one process."""
+
+    def __init__(self, model: nn.Module, *, checkpointing: bool, leak: re.Pattern[str] | None = None) -> None:
+        self.model = model
+        self.checkpointing = checkpointing
+        self.leak = leak
+        """What tells that an answer speaks of the teacher's context."""
+        self.spoiled = False
+        """Whether NaN appeared and the step is to be dropped."""
+        self._cost: CostModel | None = None
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._sums: Counter[str] = Counter()
+        self._rows: list[dict[str, Any]] = []
+        self._verdicts: dict[str, bool | None] = {}
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the block's wall time to `part`."""
+        stop = self.clock(part)
+        try:
+            yield
+        finally:
+            stop()
+
+    def clock(self, part: str) -> Callable[[], None]:
+        """Start a clock for `part`; what stops it. A GPU's clock is read at the window's end, so none waits for it."""
+        if not torch.cuda.is_initialized():
+            begin = now()
+            return lambda: self._seconds.__setitem__(part, self._seconds[part] + now() - begin)
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+
+        def stop() -> None:
+            last.record()
+            self._events.append((part, first, last))
+
+        return stop
+
+    def start(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
+        """Note the window's rollouts, graded where their problem has an answer."""
+        for rollout, completion in zip(rollouts, completions, strict=True):
+            text, answer = readable(tokenizer, rollout.completion_ids), rollout.pair.problem.answer
+            opened = THINK if opens_thinking(tokenizer, rollout.pair.student_ids) else ""
+            self._verdicts[rollout.id] = None if answer is None else is_correct(opened + text, answer)
+            self._rows.append(
+                {
+                    "tokens": rollout.num_tokens,
+                    "student": len(rollout.student_ids),
+                    "teacher": len(rollout.teacher_ids),
+                    "truncated": completion.finish_reason == "length",
+                    "correct": self._verdicts[rollout.id],
+                    "markers": count_markers(text).total(),
+                    "leak": self.leak is not None and self.leak.search(text) is not None,
+                }
+            )
+
+    def verdict(self, rollout: Rollout) -> bool | None:
+        """Whether the rollout's answer is right; None where that is not known."""
+        return self._verdicts.get(rollout.id)
+
+    def add(self, rollouts: list[Rollout], output: LossOutput) -> None:
+        """Add a micro-batch's losses; its metrics are already its share of the minibatch's mean."""
+        self._sums.update(output.metrics)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Add readings of this process; the step's are their mean over processes."""
+        self._sums.update(metrics)
+
+    def finish(self, accelerator: Accelerator, logs: Mapping[str, float]) -> dict[str, float]:
+        """The step's metrics over all processes; the window begins anew."""
+        if self._cost is None:
+            self._cost = CostModel.of(self.model, checkpointing=self.checkpointing)
+        gathered = gather_object([(self._rows, dict(self._sums), self._parts(), _peak_memory())])
+        rows = [row for part, *_ in gathered for row in part]
+        count = len(gathered)
+        metrics: dict[str, float] = {"loss": logs["loss"]}
+        names = dict.fromkeys(name for _, sums, *_ in gathered for name in sums if name != "loss")
+        metrics |= {name: sum(sums.get(name, 0.0) for _, sums, *_ in gathered) / count for name in names}
+        metrics |= {"grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
+        metrics |= self._rollout_metrics(rows)
+        seconds = {name: max(parts[name] for *_, parts, _ in gathered) for name in _PARTS}
+        seconds["step"] = time.perf_counter() - self._started
+        metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+        processed = sum(row["student"] + row["teacher"] for row in rows)
+        spent = seconds["teacher"] + seconds["student"] + seconds["update"]
+        metrics["ms_per_processed_token"] = 1000 * spent * count / max(processed, 1)
+        metrics["memory/peak_bytes"] = max(memory for *_, memory in gathered)
+        flops = self._cost.step([row["student"] for row in rows], [row["teacher"] for row in rows])
+        metrics |= {f"flops/{name}": value for name, value in flops.items()}
+        metrics["tokens/processed"] = processed
+        metrics["skipped"] = float(self.spoiled)
+        self._reset()
+        return metrics
+
+    def _parts(self) -> dict[str, float]:
+        """Seconds of each part on this process; the update's are what of it is not the teacher's and the student's."""
+        if self._events:
+            torch.cuda.synchronize()
+        for part, first, last in self._events:
+            self._seconds[part] += first.elapsed_time(last) / 1000
+        self._events.clear()
+        parts = {name: self._seconds[name] for name in _PARTS}
+        parts["update"] = max(parts["update"] - parts["teacher"] - parts["student"], 0.0)
+        return parts
+
+    def _rollout_metrics(self, rows: list[dict[str, Any]]) -> dict[str, float]:
+        lengths = [row["tokens"] for row in rows] or [0]
+        graded = [row["correct"] for row in rows if row["correct"] is not None]
+        tokens = sum(lengths)
+        metrics = {
+            "rollout/length_mean": statistics.fmean(lengths),
+            "rollout/length_median": float(statistics.median(lengths)),
+            "rollout/length_max": max(lengths),
+            "rollout/truncated": statistics.fmean(row["truncated"] for row in rows) if rows else 0.0,
+            "rollout/markers": statistics.fmean(row["markers"] for row in rows) if rows else 0.0,
+            "rollout/markers_per_1000": 1000 * sum(row["markers"] for row in rows) / max(tokens, 1),
+            "tokens/generated": tokens,
+        }
+        if graded:
+            metrics["rollout/accuracy"] = statistics.fmean(graded)
+        if self.leak and rows:
+            metrics["rollout/leaks"] = statistics.fmean(row["leak"] for row in rows)
+        return metrics
+
+    def _reset(self) -> None:
+        self.spoiled = False
+        self._seconds.clear()
+        self._events.clear()
+        self._sums.clear()
+        self._rows.clear()
+        self._verdicts.clear()
+        self._started = time.perf_counter()
+
+
+_PARTS = ("rollout", "teacher", "student", "update")
+now = time.perf_counter
+
+
+def validation_metrics(
+    name: str, answers: list[Answer], samples: int, accelerator: Accelerator, leak: re.Pattern[str] | None = None
+) -> dict[str, float]:
+    """Of one validation set: Avg@k over the problems with an answer, its standard error over them (their samples are
+    not independent), Pass@j for every j ≤ k, lengths, markers and leaks."""
+    mine = [
+        (found.problem_id, found.correct, len(found.ids), found.finish_reason == "length",
+         count_markers(found.text).total(), leak is not None and leak.search(found.text) is not None)
+        for found in answers
+    ]  # fmt: skip
+    gathered = gather_object(mine)
+    verdicts: dict[str, list[bool]] = {}
+    for problem, correct, *_ in gathered:
+        if correct is not None:
+            verdicts.setdefault(problem, []).append(correct)
+    tokens = [length for _, _, length, *_ in gathered]
+    shares = [statistics.fmean(several) for several in verdicts.values()]
+    measured: dict[str, list[float]] = {
+        f"avg@{samples}": [correct for several in verdicts.values() for correct in several],
+        "stderr": [statistics.stdev(shares) / len(shares) ** 0.5] if len(shares) > 1 else [],
+        "length_mean": tokens,
+        "truncated": [cut for *_, cut, _, _ in gathered],
+        "markers_per_1000": [1000 * sum(count for *_, count, _ in gathered) / sum(tokens)] if sum(tokens) else [],
+        "leaks": [leaked for *_, leaked in gathered] if leak else [],
+    }
+    if samples > 1:
+        measured |= {
+            f"pass@{k}": [pass_at_k(sum(several), len(several), k) for several in verdicts.values()]
+            for k in range(1, samples + 1)
+            if all(len(several) >= k for several in verdicts.values())
+        }
+    return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
+
+
+def _peak_memory() -> int:
+    """Peak device memory in bytes, or peak resident memory where no device is in use."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    import resource
+
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,179 @@
+"""A whole run from its configuration: load model and problems, train, write the result and its card."""
+
+import json
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType, NoneType
+from typing import Any, Literal, get_args
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import (
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils.import_utils import is_liger_kernel_available
+
+from opasd.config import DataConfig, RunConfig, TrainConfig
+from opasd.data.sets import RunSet, problems
+from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
+from opasd.lab import LAB
+from opasd.model.loading import adapt, load_model, load_tokenizer
+from opasd.run.card import model_card
+from opasd.run.checkpoints import told_if_full
+from opasd.run.folder import check_disk
+from opasd.run.records import Records
+from opasd.trainer.trainer import OPASDTrainer
+
+Outcome = Literal["finished", "stopped"]
+
+
+def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
+    """Run `config` in `folder`, from the beginning or from its newest checkpoint; user mistakes are OpasdErrors."""
+    arguments = training_arguments(config.train, folder)
+    set_seed(config.train.seed)
+    tokenizer = load_tokenizer(config.model)
+    model = load_model(config.model)
+    if config.train.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"the {model.config.model_type} model cannot recompute activations; set train.gradient_checkpointing to "
+            "false"
+        )
+    if config.model.adaptation == "full" and model.dtype.itemsize == 2:
+        warnings.warn(
+            f"all weights are trained in {model.dtype}: a change of less than about 1/256 of a weight is lost; "
+            "model.dtype float32 with train.extra.bf16 true keeps it",
+            stacklevel=2,
+        )
+    model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
+    train_dataset = problems(config.data, "train")
+    eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
+    with _told_as_extra(config.train):
+        trainer = OPASDTrainer(
+            model=model,
+            args=arguments,
+            config=config.method(),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            on_bad_row=config.data.on_bad_row,
+        )
+        with torch.random.fork_rng(devices=[]):  # the run's own order is drawn later
+            next(iter(getattr(trainer.get_train_dataloader(), "batch_sampler", None) or ()), None)
+    if trainer.is_world_process_zero():
+        check_disk(folder, checkpoint_bytes(model))
+    try:
+        with told_if_full(folder), _stopping_on_signals(trainer):
+            trainer.train((resume and trainer.has_begun()) or None)
+    finally:
+        trainer.close()
+    if trainer.stopped and trainer.state.global_step < config.train.max_steps:
+        return "stopped"
+    if trainer.state.global_step < config.train.max_steps:
+        raise ConfigError(
+            f"training ended after {trainer.state.global_step} of {config.train.max_steps} steps, for the data gave no "
+            f"more: {trainer.num_problems} problems; give more, or leave out train.extra.dataloader_drop_last"
+        )
+    if trainer.total(not _is_finite(model)) > 0:
+        raise NonFiniteError(
+            f"NaN or infinity in the weights after step {trainer.state.global_step}, which are not saved; lower "
+            "train.learning_rate"
+        )
+    with told_if_full(folder / "final"):
+        save(trainer, config, folder / "final")
+    trainer.accelerator.end_training()
+    return "finished"
+
+
+def _is_finite(model: torch.nn.Module) -> bool:
+    """Whether what this process has of the trained weights is numbers."""
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    mine = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in trained)
+    return all(bool(weight.isfinite().all()) for weight in mine)
+
+
+def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
+    """The adapter or model, its tokenizer, and a card with the configuration and what was measured."""
+    trainer.save_model(str(output))
+    if trainer.is_world_process_zero():
+        described = output / "adapter_config.json"
+        if config.model.name_or_path == LAB and described.exists():
+            # The embedded model's folder is another one on another machine.
+            values = json.loads(described.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
+            described.write_text(json.dumps(values, indent=2), encoding="utf-8")
+        rows = list(Records(trainer.metrics_file.path))
+        (output / "README.md").write_text(model_card(config, rows), encoding="utf-8")
+
+
+def checkpoint_bytes(model: torch.nn.Module) -> int:
+    """What a checkpoint needs: the trained weights, two moments of the optimizer, a teacher's copy at most."""
+    return sum(p.numel() * (2 * p.element_size() + 8) for p in model.parameters() if p.requires_grad) + 2**24
+
+
+def _validation_set(name: str, config: DataConfig) -> RunSet:
+    try:
+        return problems(config, "validation")
+    except DataError as error:
+        told = re.sub(r"\bdata\.(?=source|on_bad_row|columns|split|subset)", f"validation_data.{name}.", str(error))
+        raise DataError(
+            f"validation_data.{name}: {told}. A run without this set: --validation-data.{name} null"
+        ) from error
+
+
+def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
+    """transformers' own arguments for the run."""
+    known = {field.name: set(get_args(field.type)) or {field.type} for field in fields(TrainingArguments)}
+    if unknown := sorted(set(config.extra) - set(known)):
+        raise ConfigError(f"train.extra: {', '.join(unknown)} is no field of TrainingArguments; see its documentation")
+    for name, value in config.extra.items():  # TrainingArguments takes anything, and it fails in the midst of a step
+        wanted = known[name] - {NoneType} | ({int} if float in known[name] else set())
+        if wanted <= {bool, int, float} and type(value) not in wanted:
+            kinds = " or ".join(sorted(kind.__name__ for kind in wanted))
+            raise ConfigError(f"train.extra.{name}: got {value!r}; give {kinds}")
+    settings: dict[str, Any] = config.model_dump(exclude={"extra"}) | {"report_to": list(config.report_to)}
+    settings |= config.extra
+    asked = settings.pop("use_liger_kernel")
+    try:
+        arguments = TrainingArguments(output_dir=str(folder), **settings)
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise ConfigError(f"train: {error}") from error
+    possible = arguments.device.type == "cuda" and is_liger_kernel_available()
+    arguments.use_liger_kernel = possible if asked is None else asked
+    return arguments
+
+
+@contextmanager
+def _told_as_extra(config: TrainConfig) -> Iterator[None]:
+    """What transformers cannot make of the fields that only it knows, as one message."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+        if not config.extra or isinstance(error, OpasdError):
+            raise
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        names = ", ".join(sorted(config.extra))
+        raise ConfigError(
+            f"train.extra ({names}): it cannot be trained so: {reason}; change or leave it out"
+        ) from error
+
+
+@contextmanager
+def _stopping_on_signals(trainer: OPASDTrainer) -> Iterator[None]:
+    """SIGTERM and the first Ctrl-C let the step finish and save; the second Ctrl-C interrupts."""
+
+    def request(number: int, _frame: FrameType | None) -> None:
+        if trainer.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.stop_requested = True
+
+    previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,32 @@
+"""The demo, small: real training on the embedded model, and what it leaves."""
+
+import json
+
+from opasd.cli import _demo as demo
+from opasd.model import merging
+
+
+def test_the_demo_trains_compares_and_writes(tmp_path, capsys):
+    scored = demo.run(tmp_path, steps=1, problems=12, seed=1)
+    assert [one.name for one in scored] == ["base", "OPSD", "OPASD"]
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[:3] == ["accuracy", "against", "base"]
+    assert [line.split()[0] for line in table[1:]] == ["base", "OPSD", "OPASD"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["problems"] == 12
+    assert len(results["models"]["OPASD"]["correct"]) == 12
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('class="plot"') >= 8
+    for part in ("lab test against first", 'id="viewer"', "attention-alignment", "sample-data"):
+        assert part in page
+    assert (tmp_path / "figures" / "rollout-accuracy.svg").exists()
+    assert (tmp_path / "opasd" / "config.yaml").exists()
+    assert "attention/divergence" in (tmp_path / "opasd" / "metrics.jsonl").read_text()
+    assert "attention/divergence" not in (tmp_path / "opsd" / "metrics.jsonl").read_text()
+    # The adapter names its base in a way that holds on another machine.
+    assert (
+        json.loads((tmp_path / "opasd" / "final" / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == "lab"
+    )
+    merging.merge(tmp_path / "opasd" / "final", tmp_path / "merged")
+    assert (tmp_path / "merged" / "model.safetensors").exists()

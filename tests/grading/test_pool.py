@@ -1,0 +1,128 @@
+"""The worker processes: killed when they hang, replaced when they die, gone when the grader is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opasd.grading.pool import Grader, Job
+from tests.grading.pairs import box
+
+HARD = Job(box(r"2\sqrt{3}"), r"\sqrt{12}")
+ENDLESS = Job(box("9^{9^{9^{9}}}"), "7")
+
+
+def workers(grader: Grader) -> list[int]:
+    return [worker._process.pid for worker in grader._workers]
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_easy_pairs_start_no_process():
+    with Grader() as grader:
+        assert [g.verdict for g in grader.grade_all([Job(box("5"), "5"), Job(box("6"), "5"), Job("", "5")])] == [
+            "correct",
+            "wrong",
+            "no_answer",
+        ]
+        assert not workers(grader)
+
+
+def test_hanging_and_dying_pairs_do_not_disturb_the_others():
+    with Grader(workers=2, seconds=0.5) as grader:
+        found = grader.grade_all(
+            [HARD, ENDLESS, HARD, Job(box("1000000000!"), "7"), Job(box(r"\sqrt{8}"), r"2\sqrt{2}")]
+        )
+        assert [one.verdict for one in found] == ["correct", "grader_failed", "correct", "grader_failed", "correct"]
+        assert found[1].answer == "9^{9^{9^{9}}}"
+
+
+def test_a_killed_worker_is_replaced_and_its_pair_compared_again():
+    """Whatever ends a worker, it is not the pair: those are compared in a process of their own."""
+    with Grader(workers=1) as grader:
+        grader.start()
+        os.kill(workers(grader)[0], signal.SIGKILL)
+        assert grader.grade(HARD).verdict == "correct"
+        (second,) = workers(grader)
+        os.kill(second, signal.SIGKILL)
+        assert grader.grade(Job(box(r"3\sqrt{2}"), r"\sqrt{18}")).verdict == "correct"
+        assert workers(grader) != [second]
+
+
+def test_a_worker_that_never_starts_is_told(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="does not start"):
+        grader.grade(HARD)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_is_left_behind():
+    grader = Grader(workers=1)
+    grader.grade(HARD)
+    (worker,) = workers(grader)
+    (child,) = children(worker)
+    grader.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{worker}").exists()
+    assert not Path(f"/proc/{child}").exists()
+
+
+SCRIPT = """
+import sys, time
+from opasd.grading.pool import Grader, Job
+grader = Grader(workers=1)
+print(grader.grade(Job(r"\\boxed{2\\sqrt{3}}", r"\\sqrt{12}")).verdict, flush=True)
+if "wait" in sys.argv:
+    print(*(w._process.pid for w in grader._workers), flush=True)
+    grader.grade(Job(r"\\boxed{9^{9^{9^{9}}}}", "7"))
+    time.sleep(60)
+"""
+
+
+def test_a_plain_script_without_a_main_guard(tmp_path):
+    """Started anywhere, beside files that shadow modules of the library."""
+    (tmp_path / "statistics.py").write_text("raise SystemExit('shadowed')")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-P", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("correct\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_script_that_is_stopped_takes_its_workers_along(tmp_path, number):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "script.py", "wait"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )
+    with process:
+        assert process.stdout
+        assert process.stdout.readline() == "correct\n"
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        process.send_signal(number)
+        process.wait(30)
+    deadline = time.monotonic() + 15
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, pids))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

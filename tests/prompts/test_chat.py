@@ -1,0 +1,138 @@
+"""The chat templates themselves: frames, system prompts, thinking, dates, and those that cannot be used."""
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import ByT5Tokenizer
+
+from opasd.config import PromptConfig
+from opasd.data.problems import Problem
+from opasd.errors import ConfigError, PromptError
+from opasd.prompts.chat import Edges, Encoded
+from opasd.prompts.pairs import PromptBuilder
+from tests.tokenizers import ALL, decode, load, own_ids, small
+
+SUM = Problem("What is 12 + 30?", "12 + 30 = 42.", id="sum")
+INSTRUCTION = PromptConfig().instruction
+
+
+def built(name: str, **fields: object) -> PromptBuilder:
+    return PromptBuilder(load(name), PromptConfig.model_validate(fields))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ALL if any(family in n for family in ("llama", "mistral", "gemma", "bos"))]
+)
+def test_one_bos(name: str) -> None:
+    pair = built(name).pair(SUM)
+    for ids in (pair.student_ids, pair.teacher_ids):
+        assert ids[0] == load(name).bos_token_id
+        assert ids.count(ids[0]) == 1
+
+
+def test_thinking_of_either_role_and_of_evaluation() -> None:
+    thinks = load("qwen3").convert_tokens_to_ids("</think>")
+    for student in (False, True):
+        for teacher in (False, True):
+            pair = built("qwen3", student_thinking=student, teacher_thinking=teacher).pair(SUM)
+            assert (thinks in pair.student_ids, thinks in pair.teacher_ids) == (not student, not teacher)
+    builder = built("qwen3")
+    assert builder.student_ids(SUM.question) == builder.pair(SUM).student_ids
+    assert thinks not in builder.student_ids(SUM.question, thinking=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_system_prompt(name: str) -> None:
+    pair = built(name, system="You know sums.").pair(SUM)
+    for ids in (pair.student_ids, pair.teacher_ids):
+        assert decode(load(name), ids).count("You know sums.") == 1
+    if load(name).chat_template:
+        message = f"Problem: {SUM.question}\n\n{INSTRUCTION}"
+        assert list(pair.student_ids) == own_ids(load(name), message, False, "You know sums.")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{{ raise_exception('no system role') if messages[0].role == 'system' }}{{ messages[0].content }}",
+            "no system",
+        ),
+        ("{{ messages[-1].content }}", "drops the system prompt"),
+        ("{{ messages[-1].content }}{{ messages[-1].content }}{{ messages[0].content }}", "2 times"),
+    ],
+)
+def test_templates_that_cannot_be_used(template: str, message: str) -> None:
+    tokenizer = small("qwen2_5")
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=message):
+        PromptBuilder(tokenizer, PromptConfig(system="You know sums."))
+
+
+def test_a_template_that_reads_the_message_refuses_the_row() -> None:
+    tokenizer = small("qwen2_5")
+    tokenizer.chat_template = "{{ messages[0].content | replace('seven', '7') }}!"
+    builder = PromptBuilder(tokenizer, PromptConfig())
+    assert builder.pair(SUM)
+    with pytest.raises(PromptError, match="problem 'x', student: the chat template treats") as caught:
+        builder.pair(Problem("What is seven?", "7", id="x"))
+    assert caught.value.reason == "template"
+    tokenizer.chat_template = "{{ raise_exception('odd') if 'seven' in messages[0].content }}{{ messages[0].content }}"
+    with pytest.raises(PromptError, match="refuses this text: odd"):
+        PromptBuilder(tokenizer, PromptConfig()).pair(Problem("What is seven?", "7"))
+
+
+def test_contexts_keep_the_date_of_the_first_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small("llama3")
+    render = tokenizer.apply_chat_template
+    monkeypatch.setattr(tokenizer, "apply_chat_template", partial(render, date_string="1 Jan 2030"))
+    builder = PromptBuilder(tokenizer, PromptConfig())
+    monkeypatch.setattr(tokenizer, "apply_chat_template", partial(render, date_string="12 Feb 2031"))
+    pair = builder.pair(SUM)
+    for ids in (pair.student_ids, pair.teacher_ids):
+        assert "Today Date: 1 Jan 2030\n" in decode(tokenizer, ids)
+
+
+def test_template_options() -> None:
+    pair = built("llama3", template_options={"date_string": "1 Jan 2030"}).pair(SUM)
+    assert "Today Date: 1 Jan 2030\n" in decode(load("llama3"), pair.teacher_ids)
+    with pytest.raises(ConfigError, match="may not set enable_thinking"):
+        built("llama3", template_options={"enable_thinking": True})
+
+
+def test_a_tokenizer_without_offsets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ByT5Tokenizer has no fast backend"):
+        PromptBuilder(ByT5Tokenizer(), PromptConfig())
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma", "mistral"])
+def test_messages_that_a_template_trims(name: str) -> None:
+    wording = {"student": "\n {question}\n\n{instruction}\n\n", "teacher": "\n {question}\n\n{reference}"}
+    pair = built(name, **wording).pair(Problem("  What is 12 + 30?", "  42 \n "))
+    question = [pair.student_ids[position] for position in pair.student_question]
+    assert decode(load(name), question).strip() == "What is 12 + 30?"
+
+
+SPANS = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda ends: (min(ends), max(ends)))
+
+
+@given(offsets=st.lists(SPANS, max_size=9) | st.lists(SPANS, max_size=9).map(sorted), span=SPANS)
+def test_tokens_of_a_span_are_those_that_share_a_character_with_it(
+    offsets: list[tuple[int, int]], span: tuple[int, int]
+) -> None:
+    """Also where offsets are in no order, as a normaliser may leave them."""
+    stretched = [
+        (min(start, offsets[n - 1][1] if n else 0), max(end, offsets[n + 1][0] if n + 1 < len(offsets) else 12))
+        for n, (start, end) in enumerate(offsets)
+    ]
+    encoded = Encoded("x" * 12, (0,) * len(offsets), tuple(offsets), (0, 12), 0)
+    for found, places in ((encoded.tokens(span), offsets), (encoded.tokens_touching(span), stretched)):
+        hits = [n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0]]
+        assert found == (range(hits[0], hits[-1] + 1) if hits else range(0))
+
+
+def test_places_are_bisected_for_only_where_tokens_are_in_order() -> None:
+    assert Edges([0, 2, 4], [2, 4, 6]).overlapping((3, 5)) == range(1, 3)
+    assert Edges([4, 0, 2], [6, 2, 4]).overlapping((3, 5)) == range(3)

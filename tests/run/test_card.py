@@ -1,0 +1,101 @@
+"""The model card: what was measured is in it, and a hub can read it."""
+
+import json
+import re
+
+import pytest
+from huggingface_hub import ModelCard
+
+from opasd.config import RunConfig
+from opasd.run.card import model_card
+
+
+def make_row(step: int, **metrics: float | None) -> dict[str, float | None]:
+    return {"step": step, "grad_norm": 1.0, "loss": 1.0 / step, "tokens/generated": 100 * step, "flops/rollout": 1e9,
+            "flops/student": 2e9, **metrics}  # fmt: skip
+
+
+def make_config(**sections) -> RunConfig:
+    return RunConfig.model_validate({"model": {"name_or_path": "Qwen/Qwen3-1.7B"}, "name": "my-run", **sections})
+
+
+def table(card: str) -> dict[str, list[str]]:
+    """The tables' rows by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line.startswith("|")]
+    assert len({len(row) for row in rows}) == 1
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_head_is_what_a_hub_reads():
+    data = ModelCard(model_card(make_config(), [make_row(1)])).data.to_dict()
+    assert data["base_model"] == "Qwen/Qwen3-1.7B"
+    assert data["library_name"] == "peft"
+    assert "opasd" in data["tags"]
+    full = ModelCard(model_card(make_config(model={"adaptation": "full"}), [])).data.to_dict()
+    assert full["library_name"] == "transformers"
+
+
+@pytest.mark.parametrize(
+    "name", ["lab", "./a folder: # with 'odd' \"signs\"", "- x", "[y]", "1e3", "数/型", "C:\\models"]
+)
+def test_any_name_of_a_base_survives(name):
+    data = ModelCard(model_card(make_config(model={"name_or_path": name}), [])).data.to_dict()
+    assert data["base_model"] == name
+
+
+def test_first_and_last_steps_are_averaged():
+    """Over a quarter of the steps, 20 at most."""
+    rows = [make_row(step, **{"rollout/accuracy": step / 10}) for step in range(1, 9)]
+    found = table(model_card(make_config(), rows))
+    assert found["loss"] == ["0.7500", f"{(1 / 7 + 1 / 8) / 2:.4f}"]
+    assert found["rollout accuracy"] == ["0.150", "0.750"]
+    assert "token loss" not in found
+    many = [make_row(1, loss=float(step >= 20)) for step in range(200)]
+    assert table(model_card(make_config(), many))["loss"] == ["0.0000", "1.0000"]
+
+
+def test_totals():
+    card = model_card(make_config(), [make_row(step) for step in range(1, 51)])
+    assert "after 50 steps" in card
+    assert f"Tokens generated: {100 * sum(range(1, 51)):,}." in card
+    assert "Estimated operations: 1.50e+11." in card
+
+
+def test_metrics_that_were_not_finite_are_left_out():
+    """Records hold null for them."""
+    rows = [make_row(1, loss=None), make_row(2), make_row(3), {"step": 3, "validation/a/avg@1": None}]
+    assert table(model_card(make_config(), rows))["loss"] == ["0.5000", "0.3333"]
+    assert "loss" not in table(model_card(make_config(), [make_row(1, loss=None)]))
+
+
+def test_a_run_without_steps():
+    card = model_card(make_config(), [])
+    assert "after 0 steps" in card
+    assert "Tokens generated: 0." in card
+
+
+def test_validation_rows():
+    rows = [{"step": 0, "validation/aime/avg@4": 0.25, "validation/aime/length_mean": 812.0}, make_row(1),
+            {"step": 25, "validation/aime/avg@4": 0.3125}]  # fmt: skip
+    card = model_card(make_config(), rows)
+    assert "| 0 | aime/avg@4 | 0.25 |" in card
+    assert "| 0 | aime/length_mean | 812 |" in card
+    assert "| 25 | aime/avg@4 | 0.3125 |" in card
+    assert "## Validation" not in model_card(make_config(), [make_row(1)])
+
+
+@pytest.mark.parametrize(
+    ("weights", "method"),
+    [((1, 0.5), "OPASD"), ((1, 0), "OPSD"), ((0, 1), "attention-level")],
+)
+def test_the_method_is_named(weights, method):
+    config = make_config(objective={"token_weight": weights[0], "attention_weight": weights[1]})
+    assert re.search(rf"steps of {method}\b.* self-distillation", model_card(config, []))
+
+
+def test_the_configuration_can_be_read_back():
+    config = make_config(prompts={"instruction": "```\nnot the end\n```"}, train={"max_steps": 7})
+    card = model_card(config, [make_row(1)])
+    fenced = card.split("```json\n")[1].rpartition("\n```\n")[0]
+    assert RunConfig.model_validate(json.loads(fenced)) == config
+    assert card.count("\n```") == 2  # JSON keeps a line break escaped: nothing inside ends the block

@@ -1,0 +1,220 @@
+"""A run's folder: made once, by one process, complete; held by one process; refused when damaged or misnamed."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opasd.config import ModelConfig, RunConfig
+from opasd.errors import ConfigError
+from opasd.recipes.checking import leaves
+from opasd.run.folder import RunFolder, check_disk, check_name, environment, repository, run_name, with_absolute_paths
+
+
+def _config(folder: Path) -> RunConfig:
+    return RunConfig(output_dir=str(folder))
+
+
+def test_the_folder_holds_what_was_asked_and_where(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    config = RunConfig(output_dir=str(tmp_path / "runs"), model=ModelConfig(name_or_path=str(tmp_path / "model")))
+    folder = RunFolder.create(config, "x", command=["opasd", "train", "--train.extra.hub_token", "s3cret"])
+    assert folder.path == tmp_path / "runs" / "x"
+    assert RunFolder.open(folder.path).config == folder.config == config.model_copy(update={"name": "x"})
+    environment = json.loads((folder.path / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert os.uname().nodename not in environment.values()
+    assert "s3cret" not in (folder.path / "environment.json").read_text()
+    assert [path.name for path in folder.path.parent.iterdir()] == ["x"]
+    assert folder.path.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_local_sources_are_kept_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(RunConfig(model=ModelConfig(name_or_path="model")), "x")
+    assert folder.config.model.name_or_path == str(tmp_path / "model")
+
+
+def test_an_existing_folder_or_file_is_never_overwritten(tmp_path: Path) -> None:
+    RunFolder.create(_config(tmp_path), "x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("x", "empty", "file", "link"):
+        with pytest.raises(ConfigError, match="never overwritten.*--resume"):
+            RunFolder.create(_config(tmp_path), name)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunFolder.create(_config(tmp_path / "file"), "x")
+
+
+def _race(folder: str, gate: str) -> None:
+    while not os.path.exists(gate):
+        pass
+    try:
+        RunFolder.create(_config(Path(folder)), "x")
+    except ConfigError as error:
+        sys.exit(3 if "never overwritten" in str(error) else 4)
+
+
+def test_of_racing_processes_exactly_one_makes_the_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for attempt in range(5):
+        gate = tmp_path / f"gate{attempt}"
+        target = tmp_path / f"runs{attempt}"
+        racers = [context.Process(target=_race, args=(str(target), str(gate))) for _ in range(2)]
+        for racer in racers:
+            racer.start()
+        gate.touch()
+        for racer in racers:
+            racer.join()
+        assert sorted(racer.exitcode or 0 for racer in racers) == [0, 3]
+        assert RunFolder.open(target / "x").config.name == "x"
+        assert len(list(target.iterdir())) == 1
+
+
+def test_the_lock_is_held_by_one_and_falls_with_a_killed_process(tmp_path: Path) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    code = (
+        "import sys, time; from pathlib import Path; from opasd.run.folder import RunFolder\n"
+        "with RunFolder.open(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout
+    assert holder.stdout.readline() == "held\n"
+    assert folder.in_use()
+    with pytest.raises(ConfigError, match=rf"in use by a live process \(pid {holder.pid}\)"), folder.lock():
+        pass
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    assert not folder.in_use()
+    with folder.lock():
+        assert (folder.path / ".lock").read_text() == str(os.getpid())
+
+
+def test_a_continued_run_records_both_configurations(tmp_path: Path) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    longer = folder.config.model_copy(update={"save_samples_every": 3})
+    folder.continued(folder.config)
+    folder.continued(longer)
+    assert RunFolder.open(folder.path).config == longer
+    assert {p.name for p in folder.path.glob("*-*")} == {"environment-1.json", "environment-2.json", "config-2.yaml"}
+
+
+def test_a_continued_run_can_be_continued_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    (tmp_path / "moved.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    data = folder.config.data.model_copy(update={"source": "moved.jsonl"})
+    for config in (folder.continued(folder.config.model_copy(update={"data": data})), RunFolder.open(folder.path)):
+        assert config.config.data.source == str(tmp_path / "moved.jsonl")
+
+
+@pytest.mark.parametrize("damage", [None, "a: [", "train: {max_steps: -1}", "\0\0\0"])
+def test_a_damaged_folder_is_a_clear_error(tmp_path: Path, damage: str | None) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    (folder.path / "config.yaml").unlink()
+    if damage is not None:
+        (folder.path / "config.yaml").write_text(damage)
+    with pytest.raises(ConfigError, match="config.yaml"):
+        RunFolder.open(folder.path)
+    with pytest.raises(ConfigError, match="no run folder"):
+        RunFolder.open(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "..", ".", "../x", "/x", "a/b", "a\0b", "a\nb", "x" * 201, ".hidden", "a\\b"]
+)
+def test_names_that_are_no_folder_inside_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="name: got"):
+        RunFolder.create(_config(tmp_path), name)
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.text(max_size=250))
+def test_an_accepted_name_is_one_folder_inside(name: str) -> None:
+    try:
+        check_name(name)
+    except ConfigError:
+        return
+    assert Path("/runs", name).resolve().parent == Path("/runs")
+    assert len(name.encode()) <= 200
+
+
+def test_a_run_without_a_name_is_named_after_recipe_and_time() -> None:
+    assert run_name("lab", time.gmtime(0)) == "lab-19700101-000000"
+    check_name(run_name("x" * 300))
+
+
+def test_too_little_disk_is_refused_before_the_start(tmp_path: Path) -> None:
+    check_disk(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"first checkpoint needs about 1000000000.00 GB; free some space"):
+        check_disk(tmp_path, 10**18)
+
+
+def test_the_repository_is_recorded_with_its_changes(tmp_path: Path) -> None:
+    assert repository(tmp_path) == {}
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "f").write_text("one\n")
+    for command in (["init", "-q"], ["add", "f"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    assert json.loads(repository(tmp_path)["git.json"])["clean"]
+    (tmp_path / "f").write_text("two\n")
+    (tmp_path / "new").write_text("")
+    files = repository(tmp_path)
+    assert "+two" in files["git.diff"]
+    assert json.loads(files["git.json"])["untracked"] == ["new"]
+    (tmp_path / "f").write_text("x" * (2 << 20))
+    cut = repository(tmp_path)
+    assert json.loads(cut["git.json"])["diff_cut"]
+    assert len(cut["git.diff"]) == 1 << 20
+
+
+def test_secrets_on_the_command_line_are_masked() -> None:
+    command = environment(["opasd", "--a.hub_token=abc", "--api-key", "def", "--x", "y"])["command"]
+    assert command == ["opasd", "--a.hub_token=***", "--api-key", "***", "--x", "y"]
+    assert environment(["HF_TOKEN=a\nb=c"])["command"] == ["HF_TOKEN=***"]
+
+
+def test_no_field_of_the_configuration_is_masked() -> None:
+    command = [word for path, _ in leaves() for word in (f"--{'.'.join(path)}".replace("_", "-"), "value")]
+    command += [f"--{'.'.join(path)}=value" for path, _ in leaves()]
+    assert environment(command)["command"] == command
+
+
+def test_names_of_embedded_things_are_no_paths_and_a_models_folder_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lab", "arithmetic"):
+        (tmp_path / name).mkdir()
+    config = RunConfig.model_validate(
+        {
+            "model": {"name_or_path": "arithmetic"},
+            "data": {"source": "arithmetic"},
+            "validation_data": {"a": {"source": "lab"}},
+        }
+    )
+    found = with_absolute_paths(config)
+    assert found.model.name_or_path == str(tmp_path / "arithmetic")
+    assert (found.data.source, found.validation_data["a"].source) == ("arithmetic", "lab")
+    lab = config.model_copy(update={"model": config.model.model_copy(update={"name_or_path": "lab"})})
+    assert with_absolute_paths(lab).model.name_or_path == "lab"
