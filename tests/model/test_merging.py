@@ -19,7 +19,7 @@ from opasd.model import loading, merging
 from opasd.run.folder import RunFolder
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OWN_CODE = """
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

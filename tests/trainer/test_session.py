@@ -24,7 +24,7 @@ from opasd.run.records import Records
 from opasd.trainer import session
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

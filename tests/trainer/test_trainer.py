@@ -34,7 +34,7 @@ from opasd.run.records import Records
 from opasd.trainer.trainer import OPASDTrainer, _use_liger
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLOCKS = ("seconds/", "ms_per_processed_token", "memory/")
 
 
