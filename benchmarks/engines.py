@@ -20,7 +20,6 @@ from opasd.lab import model_path
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import RolloutEngine
 from opasd.rollout.factory import make_engine
-from opasd.rollout.serving import ServingEngine
 
 LONGEST = 1024
 
@@ -54,8 +53,7 @@ def main() -> None:
         engine = make_engine(config, model, tokenizer, longest=LONGEST)
         engine.generate(prompts[:8], sampling, range(8))  # both warm up
         found.append(measured(name, engine, prompts, sampling))
-        if isinstance(engine, ServingEngine):
-            engine.close()
+        engine.close()
     if len(found) == 2:
         same = sum(ours == theirs for ours, theirs in zip(*found, strict=True))
         print(f"{same} of {len(prompts)} completions are equal token for token")

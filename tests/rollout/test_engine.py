@@ -1,11 +1,29 @@
-"""Seeds: stable across machines and versions, and different for different samples."""
+"""The protocol, and seeds: stable across machines and versions, and different for different samples."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.rollout.engine import derive_seed
+from opasd.config import SamplingConfig
+from opasd.rollout.engine import Completion, RolloutEngine, as_engine, derive_seed
 
 PARTS = st.lists(st.integers() | st.text(st.characters(categories=None)), max_size=4)
+
+
+class OnlyGenerates:
+    def generate(self, prompts, sampling, seeds):
+        return [Completion((seed,), "length") for seed in seeds]
+
+
+def test_an_object_that_only_generates_becomes_an_engine():
+    engine = as_engine(OnlyGenerates())
+    assert isinstance(engine, RolloutEngine)
+    assert engine.generate([[1], [2]], SamplingConfig(), [7, 8], measured=2) == [
+        Completion((7,), "length"),
+        Completion((8,), "length"),
+    ]
+    engine.hand_over()
+    engine.close()
+    assert as_engine(engine) is engine
 
 
 def test_known_values():

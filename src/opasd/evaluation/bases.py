@@ -19,10 +19,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
-from opasd.evaluation.loop import AdapterEngine, Base
+from opasd.evaluation.loop import Base
 from opasd.model.checks import context
 from opasd.model.loading import load_model, load_tokenizer, model_source
-from opasd.rollout.engine import Completion
+from opasd.rollout.engine import AdapterEngine, Completion
 from opasd.rollout.factory import serve_base
 from opasd.rollout.transformers import TransformersEngine, stop_ids
 
@@ -61,7 +61,7 @@ class TransformersBase:
         return model
 
 
-class SwappingEngine:
+class SwappingEngine(AdapterEngine):
     """A transformers engine whose model gets one adapter after another."""
 
     def __init__(self, base: TransformersBase, stop: frozenset[int], max_batch: int) -> None:
@@ -102,7 +102,7 @@ class SwappingEngine:
             ) from error
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         peft = self._model if isinstance(self._model, PeftModel) else None
         with peft.disable_adapter() if peft is not None and self._alone else nullcontext():

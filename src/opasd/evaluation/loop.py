@@ -28,19 +28,7 @@ from opasd.evaluation.samples import Key, Sample, SampleFile
 from opasd.evaluation.targets import Target
 from opasd.grading.pool import Grader, Job
 from opasd.prompts.pairs import PromptBuilder
-from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
-
-
-class AdapterEngine(RolloutEngine, Protocol):
-    """An engine over one base model that adapters are swapped on."""
-
-    def use_adapter(self, path: Path | None) -> None:
-        """From now on answer with the adapter in `path`, or with the base alone."""
-        ...
-
-    def close(self) -> None:
-        """Let go of files and memory."""
-        ...
+from opasd.rollout.engine import AdapterEngine, Completion, derive_seed
 
 
 class Base(Protocol):

@@ -39,7 +39,6 @@ from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
 from opasd.rollout.factory import computes_in_half, make_engine, serve_base
-from opasd.rollout.serving import ServingEngine
 from opasd.trainer.session import training_arguments
 
 IN_TENTHS = ("log_ratio", "divergence", "attention_divergence")
@@ -125,8 +124,7 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: Progress) ->
         progress.say(f"teacher: {len(asked)} answers with the solution in view")
         taught = _sample(engine, model, prompts, rollout, seeds, progress, "teacher")
     finally:
-        if isinstance(engine, ServingEngine):
-            engine.close()
+        engine.close()
     rollouts = [
         Rollout(one.pair, completion.ids, f"{one.section}, {one.pair.problem.id}, sample {number}")
         for (one, number), completion in zip(mine, answers, strict=True)
@@ -270,11 +268,8 @@ def _sample(
     for start in range(0, len(prompts), config.max_batch):
         began = time.perf_counter()
         asked, drawn = prompts[start : start + config.max_batch], seeds[start : start + config.max_batch]
-        if isinstance(engine, ServingEngine):
-            found = engine.generate(asked, config, drawn, measured=0 if start else drift.measured(0))
-            drift(asked, found)
-        else:
-            found = engine.generate(asked, config, drawn)
+        found = engine.generate(asked, config, drawn, measured=0 if start else drift.measured(0))
+        drift(asked, found)
         completions += found
         tokens = sum(len(completion.ids) for completion in found)
         progress.advance(label, len(found), tokens, time.perf_counter() - began)

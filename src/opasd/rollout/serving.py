@@ -4,21 +4,20 @@ Before every batch the student's weights are handed over, so no caller can forge
 folder each time: vLLM answers from its caches for a name that it knows, whatever the files say by then.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from opasd.choices import FinishReason
 from opasd.config import SamplingConfig
 from opasd.errors import ConfigError
-from opasd.rollout.engine import Completion
+from opasd.rollout.engine import AdapterEngine, Completion
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently raises what is between 0 and this."""
 
 
-class ServingEngine(ABC):
+class ServingEngine(AdapterEngine):
     """An engine with a copy of the weights of its own; `longest` is the most tokens of a prompt and its completion."""
 
     def __init__(self, stop: frozenset[int], longest: int) -> None:
@@ -28,7 +27,6 @@ class ServingEngine(ABC):
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
-        """One completion for each prompt, in order; the first `measured` come with their tokens' log-probabilities."""
         assert len(prompts) == len(seeds)
         requests = [
             self._request(prompt, sampling, seed) | ({"logprobs": 0} if index < measured else {})
@@ -36,18 +34,6 @@ class ServingEngine(ABC):
         ]
         self.hand_over()
         return self._complete([list(prompt) for prompt in prompts], requests)
-
-    @abstractmethod
-    def hand_over(self) -> None:
-        """Bring the copy of the weights up to date with the student, if there is one."""
-
-    @abstractmethod
-    def use_adapter(self, path: Path | None) -> None:
-        """From now on answer with the adapter in `path`, or with the base alone."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of files and memory."""
 
     @abstractmethod
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]: ...

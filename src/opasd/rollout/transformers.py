@@ -24,7 +24,7 @@ from opasd.device import short_of_memory
 from opasd.errors import ConfigError
 from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
-from opasd.rollout.engine import Completion
+from opasd.rollout.engine import Completion, RolloutEngine
 from opasd.rollout.sampling import sample
 from opasd.rollout.slots import fits
 
@@ -45,7 +45,7 @@ def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None)
     return frozenset(token for tokens in several for token in tokens if token is not None)
 
 
-class TransformersEngine:
+class TransformersEngine(RolloutEngine):
     """Samples from `model` as it is at the moment of the call, in at most `max_batch` rows; memory may allow fewer."""
 
     def __init__(
@@ -68,9 +68,8 @@ class TransformersEngine:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
-        """One completion for each prompt, in order."""
         assert len(prompts) == len(seeds)
         assert all(len(prompt) > 0 for prompt in prompts)
         completions: dict[int, Completion] = {}

@@ -55,9 +55,8 @@ from opasd.model.unwrap import unwrap
 from opasd.prompts.pairs import PromptBuilder, PromptPair, PromptPairs
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
-from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
+from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
 from opasd.rollout.factory import computes_in_half, make_engine
-from opasd.rollout.serving import ServingEngine
 from opasd.run.checkpoints import check_checkpoint, checkpoints, set_aside, step_of, told_if_full
 from opasd.run.records import Records
 from opasd.trainer.accounts import Account, askable, check_same, keep
@@ -84,7 +83,7 @@ class OPASDTrainer(Trainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        engine: RolloutEngine | None = None,
+        engine: Sampler | None = None,
         on_bad_row: BadRow = "stop",
         **kwargs: Any,
     ) -> None:
@@ -151,13 +150,17 @@ class OPASDTrainer(Trainer):
         self.add_callback(Progress())
         self.student = model
         self.teacher = Teacher(model, self.config.teacher)
-        self.engine = engine or make_engine(
-            self.config.rollout,
-            model,
-            processing_class,
-            longest=self._longest_sample(),
-            process=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
+        self.engine = (
+            as_engine(engine)
+            if engine is not None
+            else make_engine(
+                self.config.rollout,
+                model,
+                processing_class,
+                longest=self._longest_sample(),
+                process=self.accelerator.process_index,
+                processes=self.accelerator.num_processes,
+            )
         )
         self.half = args.bf16 or args.fp16 or unwrap(model).dtype.itemsize == 2
         half = self.half or computes_in_half(self.config.rollout, model)
@@ -215,12 +218,9 @@ class OPASDTrainer(Trainer):
         wanted = [(pair, number) for pair in pairs for number in range(settings.rollouts_per_problem)]
         seeds = [derive_seed(self.args.seed, step, pair.problem.id, number) for pair, number in wanted]
         prompts = [pair.student_ids for pair, _ in wanted]
-        if isinstance(self.engine, ServingEngine):
-            completions = self.engine.generate(prompts, settings, seeds, measured=self.drift.measured(step))
-            if (drift := self.drift(prompts, completions)) is not None:
-                self.window.note(drift.metrics())
-        else:
-            completions = self.engine.generate(prompts, settings, seeds)
+        completions = self.engine.generate(prompts, settings, seeds, measured=self.drift.measured(step))
+        if (drift := self.drift(prompts, completions)) is not None:
+            self.window.note(drift.metrics())
         rollouts = [
             Rollout(pair, completion.ids, f"step {step + 1}, {pair.problem.id}, sample {number}")
             for (pair, number), completion in zip(wanted, completions, strict=True)
@@ -450,8 +450,7 @@ class OPASDTrainer(Trainer):
 
     def close(self) -> None:
         """Let go of what the rollout engine holds beside the model; no more rollouts."""
-        if isinstance(self.engine, ServingEngine):
-            self.engine.close()
+        self.engine.close()
 
     def has_begun(self) -> bool:
         """Whether the output folder has a run in it: a step, samples of one, or a checkpoint."""
