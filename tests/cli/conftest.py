@@ -1,12 +1,13 @@
 """Runs of the real command line in processes of their own."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.processes import PATIENCE, environment
 
 STAND_IN = '''
 """A stand-in for opasd.trainer.session: records how it was called and does what STAND_IN says."""
@@ -27,8 +28,7 @@ def train(config, folder, *, resume):
         stopped = []
         signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
         (folder / f"ready-{rank}").touch()
-        deadline = time.monotonic() + 30
-        while not stopped and time.monotonic() < deadline:
+        while not stopped:
             time.sleep(0.02)
         time.sleep(0.3 if rank == "0" else 0)
         return "stopped"
@@ -51,8 +51,8 @@ class CommandLine:
         self.folder = folder
         (folder / "site").mkdir()
         (folder / "site" / "sitecustomize.py").write_text(STAND_IN)
-        clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OPASD_DEBUG")}
-        self.environment = clean | {"PYTHONPATH": str(folder / "site"), "COLUMNS": "200"}
+        inherited = environment(folder / "site", COLUMNS="200")
+        self.environment = {k: v for k, v in inherited.items() if k not in ("RANK", "WORLD_SIZE", "OPASD_DEBUG")}
 
     def start(self, *args: str, module: tuple[str, ...] = ("opasd.cli",), **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -67,7 +67,7 @@ class CommandLine:
     def __call__(self, *args: str, **options: object) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
         with self.start(*args, **options) as process:  # pyright: ignore[reportArgumentType]
-            output, errors = process.communicate(timeout=100)
+            output, errors = process.communicate(timeout=PATIENCE)
         return process.returncode, output, errors
 
     def refuses(self, *args: str, **environment: str) -> str:

@@ -1,21 +1,17 @@
 """The command line with real training on a tiny model: what a user does from the first run to the merged model."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
 
 from opasd.run.records import Records
+from tests.processes import PATIENCE, environment, run, wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +36,7 @@ def place(tmp_path_factory):
 
 
 def opasd(place, *words, **options):
-    command = [sys.executable, "-m", "opasd.cli", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120, **options)
+    return run([sys.executable, "-m", "opasd.cli", *words], cwd=place, **options)
 
 
 def test_the_answer_alone_is_enough_for_a_teacher(place):
@@ -86,19 +80,16 @@ def test_train_resume_and_merge(place):
 
 def test_sigterm_ends_with_75_and_the_run_resumes(place):
     words = ["train", "tiny.yaml", "--name", "stopped", "--train.max-steps", "300", "--train.save-steps", "1000"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "opasd.cli", *words], cwd=place, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "opasd.cli", *words], cwd=place, env=environment(), stderr=subprocess.PIPE, text=True
     )
     metrics = place / "runs" / "stopped" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list(Records(metrics)), process)
     busy = opasd(place, "train", "--resume", "runs/stopped")
     assert busy.returncode == 2
     assert "in use" in busy.stderr
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 75
     done = [row["step"] for row in Records(metrics)][-1]
     assert (place / "runs" / "stopped" / f"checkpoint-{done}").is_dir()

@@ -1,12 +1,10 @@
 """`opasd evaluate` as a user runs it, in processes of its own."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from opasd.recipes import load_recipe
 from opasd.run.folder import RunFolder, hold
 from opasd.sweep.commands import _text
 from tests.evaluation.lab import make_adapter
+from tests.processes import environment, wait_until
 from tests.rollout.fake_server import Process
 
 SHORT = ["--samples", "2", "--problems", "12", "--max-new-tokens", "48", "--max-batch", "4", "--output", "out"]
@@ -35,11 +34,10 @@ def test_killed_and_restarted_it_ends_as_if_it_had_not_been(
     with subprocess.Popen(
         [sys.executable, "-m", "opasd.cli", "evaluate", "lab", *SHORT],
         cwd=tmp_path / "killed",
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=environment(),
         stderr=subprocess.DEVNULL,
     ) as first:
-        while not (samples.exists() and samples.read_bytes().count(b"\n") >= 4) and first.poll() is None:
-            time.sleep(0.01)
+        wait_until(lambda: samples.exists() and samples.read_bytes().count(b"\n") >= 4, first)
         first.send_signal(signal.SIGKILL)
     assert first.returncode == -signal.SIGKILL
     there = samples.read_bytes()

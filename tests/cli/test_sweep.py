@@ -7,8 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import opasd.cli as cli
 from opasd.run.records import Records
 from opasd.sweep.commands import _quoted
 from tests.cli.conftest import CommandLine
+from tests.processes import PATIENCE, environment, run, wait_until
 
 STAND_IN = """
 import json
@@ -56,14 +55,6 @@ def runs(**what: str) -> str:
     return json.dumps(what)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
 def test_a_run_that_fails_stops_no_other_and_a_mistake_is_not_made_again(three: CommandLine) -> None:
     failing = runs(**{NAMES[0]: "mistake", NAMES[1]: "bug"})
     code, table, errors = three(*TRAIN, "--jobs", "2", RUNS=failing)
@@ -96,11 +87,11 @@ def test_it_survives_interruption(three: CommandLine, how: signal.Signals) -> No
     folder = three.folder / "sweeps" / "three"
     waiting = runs(**dict.fromkeys(NAMES, "wait"))
     with three.start(*TRAIN, "--jobs", "2", RUNS=waiting) as process:
-        wait_for(lambda: all((folder / name / "ready-0").exists() for name in NAMES[:2]), process)
+        wait_until(lambda: all((folder / name / "ready-0").exists() for name in NAMES[:2]), process)
         if how == signal.SIGTERM:
             assert "in use by a live process" in three.refuses(*TRAIN)
         process.send_signal(how)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == (-how if how == signal.SIGKILL else 75), errors
     assert how == signal.SIGKILL or "continue with: opasd sweep three.yaml --no-evaluation" in errors
     assert not (folder / NAMES[2]).exists()
@@ -257,17 +248,16 @@ def test_killed_in_the_middle_and_continued_it_ends_in_a_table_and_a_report(
         "set: {train.max_steps: 6, train.save_steps: 1, train.per_device_train_batch_size: 2, data.sample: 16,\n"
         "      rollout.max_new_tokens: 8, model.lora_r: 2}\n"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "opasd.cli"]
     folder = tmp_path / "sweeps" / "tiny"
     metrics = folder / "opasd" / "metrics.jsonl"
     words = [*command, "sweep", "tiny.yaml"]
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: len(list(Records(metrics))) >= 1, process, 120)
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: list(Records(metrics)), process)
         process.kill()
     before = len(list(Records(metrics)))
     assert before < 6
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    done = run(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "opasd: going on with training" in done.stderr
     assert [row["step"] for row in Records(metrics)] == list(range(1, 7))

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.errors import ConfigError
 from opasd.run.folder import RunFolder
 from tests.cli.conftest import CommandLine
+from tests.processes import PATIENCE, wait_until
 
 
 def test_a_run_gets_a_folder_and_is_never_overwritten(opasd: CommandLine) -> None:
@@ -142,10 +142,10 @@ def test_another_file_of_the_same_name_is_not_a_moved_one(tmp_path: Path, monkey
 
 def test_exit_codes_of_a_stopped_run_a_mistake_and_a_bug(opasd: CommandLine) -> None:
     with opasd.start("train", "lab", "--name", "x", STAND_IN="wait") as process:
-        _wait_for(opasd.folder / "runs" / "x" / "ready-0")
+        wait_until((opasd.folder / "runs" / "x" / "ready-0").exists, process)
         assert "in use by a live process" in opasd.refuses("train", "--resume", "runs/x")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75
     assert "opasd train --resume runs/x" in errors
     code, _, errors = opasd("train", "lab", "--name", "y", STAND_IN="mistake")
@@ -159,9 +159,9 @@ def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> 
     args = ["train", "lab", "--num-processes", "2", "--train.max-steps", "3", "--name", "x"]
     with opasd.start(*args, STAND_IN="wait") as process:
         for rank in (0, 1):
-            _wait_for(opasd.folder / "runs" / "x" / f"ready-{rank}")
+            wait_until((opasd.folder / "runs" / "x" / f"ready-{rank}").exists, process)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, errors
     assert errors.count("run folder:") == 1
     assert "Traceback" not in errors
@@ -190,10 +190,3 @@ def test_a_mistake_in_many_processes_is_told_once(opasd: CommandLine) -> None:
     assert code == 2
     assert errors.count("error: no such column") == 1
     assert "Traceback" not in errors
-
-
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.05)

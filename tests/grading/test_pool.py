@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from opasd.grading.pool import Grader, Job
 from tests.grading.pairs import box
+from tests.processes import PATIENCE, run, wait_until
 
 HARD = Job(box(r"2\sqrt{3}"), r"\sqrt{12}")
 ENDLESS = Job(box("9^{9^{9^{9}}}"), "7")
@@ -68,22 +68,19 @@ def test_nothing_is_left_behind():
     (worker,) = workers(grader)
     (child,) = children(worker)
     grader.close()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
     assert not Path(f"/proc/{worker}").exists()
-    assert not Path(f"/proc/{child}").exists()
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
 
 
 SCRIPT = """
-import sys, time
+import sys
 from opasd.grading.pool import Grader, Job
 grader = Grader(workers=1)
 print(grader.grade(Job(r"\\boxed{2\\sqrt{3}}", r"\\sqrt{12}")).verdict, flush=True)
 if "wait" in sys.argv:
     print(*(w._process.pid for w in grader._workers), flush=True)
     grader.grade(Job(r"\\boxed{9^{9^{9^{9}}}}", "7"))
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -92,7 +89,7 @@ def test_a_plain_script_without_a_main_guard(tmp_path):
     (tmp_path / "statistics.py").write_text("raise SystemExit('shadowed')")
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-P", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = run(command, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("correct\n", "")
 
 
@@ -103,6 +100,7 @@ def test_a_script_that_is_stopped_takes_its_workers_along(tmp_path, number):
     process = subprocess.Popen(
         [sys.executable, "script.py", "wait"],
         cwd=tmp_path,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -114,11 +112,8 @@ def test_a_script_that_is_stopped_takes_its_workers_along(tmp_path, number):
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
         process.send_signal(number)
-        process.wait(30)
-    deadline = time.monotonic() + 15
-    while any(map(_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_alive, pids))
+        process.wait(PATIENCE)
+    wait_until(lambda: not any(map(_alive, pids)))
 
 
 def _alive(pid: int) -> bool:

@@ -224,7 +224,7 @@ def test_low_precision_is_no_further_from_the_truth_than_the_plain_computation(k
 
     plain = errors("reference")
     for mine, theirs in zip(errors("chunked"), plain, strict=True):
-        assert mine <= 1.5 * theirs + 1e-6
+        assert mine <= 1.5 * theirs + 1e-5  # float32's errors depend on the order in which a CPU adds
 
 
 def test_nearly_all_attention_on_an_unshared_sink_keeps_its_precision():
@@ -350,7 +350,8 @@ def test_a_forward_of_many_rollouts_is_each_of_them(packed, impl):
     ]
     torch.testing.assert_close(found.loss, sum(output.loss for output in alone))
     for name in found._fields[1:]:
-        assert torch.equal(getattr(found, name), torch.cat([getattr(output, name) for output in alone]))
+        expected = torch.cat([getattr(output, name) for output in alone])
+        torch.testing.assert_close(getattr(found, name), expected, atol=1e-12, rtol=1e-10)
     mine = torch.autograd.grad(found.loss, [student.query_BHND, student.key_BKND])
     theirs = torch.autograd.grad(sum(output.loss for output in alone), [student.query_BHND, student.key_BKND])
     for a, b in zip(mine, theirs, strict=True):

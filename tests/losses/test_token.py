@@ -288,7 +288,7 @@ def test_low_precision_is_no_further_from_the_truth_than_the_plain_computation(c
         return [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
 
     for mine, theirs in zip(errors("chunked"), errors("reference"), strict=True):
-        assert mine <= 1.5 * theirs + 1e-5
+        assert mine <= 1.5 * theirs + 1e-5  # float32's errors depend on the order in which a CPU adds
 
 
 def test_a_frozen_head_gets_no_gradient_and_the_teacher_never_does():

@@ -1,9 +1,7 @@
 """Merging an adapter: onto the commit of the base that it was trained on, and all of it or nothing."""
 
 import json
-import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,9 +15,9 @@ from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.model import loading, merging
 from opasd.run.folder import RunFolder
+from tests import processes
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
-ROOT = Path(__file__).parents[2]
 OWN_CODE = """
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -112,10 +110,7 @@ def test_the_commit_of_the_base_is_kept(tmp_path):
     }  # fmt: skip
     (tmp_path / "tiny.yaml").write_text(json.dumps(config))
     cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
-    environment = os.environ | cache | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
-    )
+    done = processes.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=processes.environment(**cache))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["codes"] == [0] * 5, done.stderr

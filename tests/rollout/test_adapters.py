@@ -16,6 +16,7 @@ from opasd.errors import ConfigError, EngineError
 from opasd.rollout import adapters
 from opasd.rollout.adapters import PREFIX, AdapterExport, check_folder, sweep
 from tests.models import add_lora, make_model
+from tests.processes import environment
 
 
 def export(folder, seed=3):
@@ -92,7 +93,7 @@ def test_files_lie_in_memory_where_there_is_room(monkeypatch, tmp_path):
 
 
 CRASHING = """
-import sys, time
+import sys
 from pathlib import Path
 from opasd.rollout.adapters import AdapterExport
 from tests.models import add_lora, make_model
@@ -100,22 +101,19 @@ model = add_lora(make_model("qwen3"))
 export = AdapterExport(model, Path(sys.argv[1]))
 export.write()
 print(export.folder, flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 def test_files_go_after_a_crash(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", CRASHING, str(tmp_path)],
-        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert process.stdout is not None
-    folder = Path(process.stdout.readline().strip())
-    process.stdout.close()
-    sweep(tmp_path)
-    assert folder.exists(), "a live process was swept away"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = [sys.executable, "-c", CRASHING, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment(), **pipes) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        sweep(tmp_path)
+        assert folder.exists(), "a live process was swept away"
+        process.send_signal(signal.SIGKILL)
     assert folder.exists()
     exported = export(tmp_path)
     assert not folder.exists()

@@ -95,18 +95,17 @@ def test_of_racing_processes_exactly_one_makes_the_folder(tmp_path: Path) -> Non
 def test_the_lock_is_held_by_one_and_falls_with_a_killed_process(tmp_path: Path) -> None:
     folder = RunFolder.create(_config(tmp_path), "x")
     code = (
-        "import sys, time; from pathlib import Path; from opasd.run.folder import RunFolder\n"
-        "with RunFolder.open(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)"
+        "import sys; from pathlib import Path; from opasd.run.folder import RunFolder\n"
+        "with RunFolder.open(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout
-    assert holder.stdout.readline() == "held\n"
-    assert folder.in_use()
-    with pytest.raises(ConfigError, match=rf"in use by a live process \(pid {holder.pid}\)"), folder.lock():
-        pass
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
-    holder.stdout.close()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, str(folder.path)], text=True, **pipes) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        assert folder.in_use()
+        with pytest.raises(ConfigError, match=rf"in use by a live process \(pid {holder.pid}\)"), folder.lock():
+            pass
+        os.kill(holder.pid, signal.SIGKILL)
     assert not folder.in_use()
     with folder.lock():
         assert (folder.path / ".lock").read_text() == str(os.getpid())

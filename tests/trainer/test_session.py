@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from opasd.errors import ConfigError, DataError, NonFiniteError, PromptError
 from opasd.model import loading, merging
 from opasd.run.records import Records
 from opasd.trainer import session
+from tests.processes import PATIENCE, environment, wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +101,12 @@ def test_sigterm_saves_and_the_run_resumes(place, tmp_path):
     (tmp_path / "config.json").write_text(config.model_dump_json())
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json"), str(tmp_path / "run")]
     process = subprocess.Popen(
-        [*command, "new"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*command, "new"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list(Records(metrics)), process)  # its first step is done, and so it listens to the signal
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0].strip() == "stopped"
+    assert process.communicate(timeout=PATIENCE)[0].strip() == "stopped"
     steps = [row["step"] for row in Records(metrics)]
     assert 0 < steps[-1] < 400
     assert (tmp_path / "run" / f"checkpoint-{steps[-1]}").is_dir()

@@ -1,10 +1,8 @@
 """The trainer on a tiny random model: the algorithm's arithmetic, what training may touch, checkpoints and mistakes."""
 
 import json
-import os
 import resource
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -32,9 +30,9 @@ from opasd.model.scoring import Scorer
 from opasd.run.checkpoints import checkpoints
 from opasd.run.records import Records
 from opasd.trainer.trainer import OPASDTrainer, _use_liger
+from tests import processes
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
-ROOT = Path(__file__).parents[2]
 CLOCKS = ("seconds/", "ms_per_processed_token", "memory/")
 
 
@@ -168,8 +166,7 @@ def test_two_processes_equal_one(tmp_path):
     script.write_text(DISTRIBUTED)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script), str(tmp_path / "2"), "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run(launch, cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = processes.run(launch)
     assert run.returncode == 0, run.stderr[-3000:]
     threads = torch.get_num_threads()
     try:
@@ -301,7 +298,7 @@ for name, kill_at in (("whole", -1), ("killed", 1), ("killed", 3), ("killed", 8)
 def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL before the first checkpoint, right after one, and in between; then weights and metrics are compared."""
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = processes.run(command)
     assert done.stdout.split() == ["0", *["-9"] * 4, "0"], done.stderr[-3000:]
     from safetensors.torch import load_file
 

@@ -81,7 +81,7 @@ def test_values_and_gradients_equal_the_definition(case, wide, shared):
     assert_close(found, expected, 2e-5)
     expected_gradients = gradients(1.7 * expected.loss, *exact[:2])
     for mine, theirs in zip(gradients(1.7 * found.loss, *low[:2]), expected_gradients, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, atol=2e-5 * theirs.abs().max().item() + 1e-7, rtol=1e-3)
+        torch.testing.assert_close(mine.double(), theirs, atol=5e-5 * theirs.abs().max().item() + 1e-7, rtol=1e-3)
 
 
 @interpreter
