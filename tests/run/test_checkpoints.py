@@ -1,18 +1,15 @@
 """Whether a checkpoint is whole: files that are missing, or cut anywhere."""
 
 import json
-import resource
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from opasd.errors import ConfigError
-from opasd.run.checkpoints import check_checkpoint, told_if_full
-from tests.training import TOKENIZER
+from opasd.run.checkpoints import check_checkpoint
 
 NEEDED = ("model.safetensors*", "optimizer.pt")
 
@@ -57,37 +54,3 @@ def test_a_state_of_another_step_or_of_none(checkpoint, text):
             check_checkpoint(checkpoint, NEEDED)
     finally:
         state.write_bytes(whole)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("CUDA error: no kernel"),
-        ConnectionRefusedError("no"),
-        PermissionError(13, "denied"),
-        ValueError("x"),
-    ],
-)
-def test_other_errors_stay_what_they_are(tmp_path, error):
-    with pytest.raises(type(error)) as caught, told_if_full(tmp_path):
-        raise error
-    assert caught.value is error
-
-
-def test_a_full_disk_is_told_once(tmp_path):
-    outer, inner = told_if_full(tmp_path), told_if_full(tmp_path / "in", "merge again")
-    with pytest.raises(ConfigError) as caught, outer, inner:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-    assert str(caught.value).count("could not be written") == 1
-    assert str(caught.value).endswith("free some space, and merge again")
-
-
-def test_a_full_disk_met_by_the_tokenizers_library(tmp_path):
-    """It raises what no other exception is."""
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(ConfigError, match="could not be written: File too large"), told_if_full(tmp_path):
-            TOKENIZER.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

@@ -134,7 +134,7 @@ def test_a_full_disk_is_told_wherever_it_is_met(place, tmp_path, monkeypatch, st
     monkeypatch.setattr(session.OPASDTrainer, "log", log)
     with pytest.raises(ConfigError, match="could not be written: No space left on device; free some space") as caught:
         session.train(config, tmp_path)
-    assert "--resume goes on from the last whole checkpoint" in str(caught.value)
+    assert "continue with --resume" in str(caught.value)
 
 
 @pytest.mark.parametrize(

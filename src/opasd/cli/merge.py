@@ -15,7 +15,7 @@ def run(args: list[str]) -> int:
     options = parser.parse_args(args)
     if not options.adapter.is_dir():
         raise ConfigError(f"no folder {options.adapter}; give an adapter's folder, such as runs/NAME/final")
-    from opasd.run.folder import STAGED
+    from opasd.files import STAGED
 
     if options.out.exists() and (
         not options.out.is_dir() or any(not path.name.startswith(STAGED) for path in options.out.iterdir())

@@ -9,10 +9,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from opasd.config import ModelConfig
 from opasd.errors import ConfigError
+from opasd.files import full_disk_errors, staged_files
 from opasd.model.loading import load_model, load_tokenizer, loading_errors
 from opasd.model.unwrap import unwrap
 from opasd.run.adapter import base_of
-from opasd.run.checkpoints import told_if_full, written_whole
 
 
 def merge(adapter: Path, output: Path) -> None:
@@ -28,7 +28,7 @@ def merge(adapter: Path, output: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(str(adapter), **trust) if has_tokenizer else load_tokenizer(config)
         merged = _merged(PeftModel.from_pretrained(load_model(config), str(adapter)), adapter)
     try:
-        with told_if_full(output, "merge again"), written_whole(output) as staged:
+        with full_disk_errors(output, "merge again"), staged_files(output) as staged:
             merged.save_pretrained(str(staged))
             tokenizer.save_pretrained(str(staged))
     except (OSError, SafetensorError) as error:

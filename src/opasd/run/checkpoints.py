@@ -1,26 +1,16 @@
-"""What is saved: a run's checkpoints, whether one is whole, folders written whole, and one message for a full disk."""
+"""A run's checkpoints, and whether one is whole."""
 
-import errno
 import json
 import re
-import shutil
-import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
-from opasd.errors import ConfigError, OpasdError
-from opasd.run.folder import STAGED
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"os error {code})" for code in _FULL))
-"""What torch, safetensors and tokenizers say of a write that failed; they do not pass on the system's own error."""
-_RESUME = "--resume goes on from the last whole checkpoint (anew if there is none)"
+from opasd.errors import ConfigError
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -75,33 +65,3 @@ def _damage(path: Path, needed: Iterable[str]) -> str | None:
         return f"trainer_state.json or an index of it cannot be read ({error})"
     named = re.fullmatch(r"checkpoint-(\d+)", path.name)  # a copy may have another name
     return None if named is None or int(named[1]) == step else f"its trainer_state.json is of step {step}"
-
-
-@contextmanager
-def told_if_full(path: Path, then: str = _RESUME) -> Iterator[None]:
-    """A full disk while `path` is written, as one message; other errors stay what they are."""
-    try:
-        yield
-    except OpasdError:
-        raise
-    except Exception as error:  # tokenizers raises no other
-        if not (getattr(error, "errno", None) in _FULL or any(word in str(error) for word in _FULL_WORDS)):
-            raise
-        reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        raise ConfigError(f"{path} could not be written: {reason}; free some space, and {then}") from error
-
-
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """Where to write what is to be in `folder`: it comes there together, and not at all if the writing fails."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{STAGED}*"):  # by one that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=STAGED, dir=folder) as staged:
-            yield Path(staged)
-            for path in Path(staged).iterdir():
-                path.replace(folder / path.name)
-    finally:
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()

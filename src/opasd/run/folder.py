@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import Any, Self
 from opasd.config import RunConfig
 from opasd.data.made import TASKS
 from opasd.errors import ConfigError
+from opasd.files import staged_folder, write_text
 from opasd.recipes.checking import to_config
 from opasd.recipes.reading import read_yaml, write_yaml
 from opasd.run.records import Records
@@ -38,8 +38,6 @@ PACKAGES = (
 )  # fmt: skip
 MAX_NAME = 200
 MAX_DIFF_BYTES = 1 << 20
-STAGED = ".new-"
-"""How the name of a folder begins that is being written, or was when its writer was killed."""
 _CONFIG, _ENVIRONMENT, _LOCK = "config.yaml", "environment.json", ".lock"
 _CONTINUED = re.compile(r"environment-([1-9]\d*)\.json", re.ASCII)
 _SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
@@ -62,26 +60,19 @@ class RunFolder:
         config = with_absolute_paths(config.model_copy(update={"name": name}))
         files = {_CONFIG: write_yaml(config.model_dump()), _ENVIRONMENT: _json(environment(command))}
         files |= repository(Path.cwd())
-        staged = None
         try:
             parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(path):
                 raise _exists(path)
-            staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=parent))
-            staged.chmod(0o777 & ~_umask())
-            for file, text in files.items():
-                (staged / file).write_text(text, encoding="utf-8", errors="surrogateescape")
-            # Renaming onto a folder fails unless it is empty, and another process's is never empty.
-            staged.rename(path)
+            with staged_folder(path) as staged:
+                for file, text in files.items():
+                    write_text(staged / file, text, "surrogateescape")
         except OSError as error:
             if os.path.isdir(path):
                 raise _exists(path) from None
             raise ConfigError(
                 f"the run folder {path} cannot be made ({error.strerror}); set output_dir to a folder you can write to"
             ) from error
-        finally:
-            if staged is not None:
-                shutil.rmtree(staged, ignore_errors=True)
         return cls(path, config)
 
     @classmethod
@@ -101,10 +92,10 @@ class RunFolder:
         while (self.path / f"environment-{number}.json").exists() or (self.path / f"config-{number}.yaml").exists():
             number += 1
         try:
-            _write(self.path / f"environment-{number}.json", _json(environment(command)))
+            write_text(self.path / f"environment-{number}.json", _json(environment(command)))
             if config != self.config:
-                _write(self.path / f"config-{number}.yaml", write_yaml(self.config.model_dump()))
-                _write(self.path / _CONFIG, write_yaml(config.model_dump()))
+                write_text(self.path / f"config-{number}.yaml", write_yaml(self.config.model_dump()), "surrogateescape")
+                write_text(self.path / _CONFIG, write_yaml(config.model_dump()), "surrogateescape")
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written to ({error.strerror}); free space or rights") from error
         return type(self)(self.path, config)
@@ -292,17 +283,5 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.decode(errors="surrogateescape")
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8", errors="surrogateescape")
-    partial.replace(path)
-
-
 def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -22,10 +22,10 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from opasd.config import DataConfig, RunConfig, TrainConfig
 from opasd.data.sets import RunSet, problems
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
+from opasd.files import full_disk_errors
 from opasd.lab import LAB
 from opasd.model.loading import adapt, load_model, load_tokenizer
 from opasd.run.card import model_card
-from opasd.run.checkpoints import told_if_full
 from opasd.run.folder import check_disk
 from opasd.run.records import Records
 from opasd.trainer.trainer import OPASDTrainer
@@ -68,7 +68,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     if trainer.is_world_process_zero():
         check_disk(folder, checkpoint_bytes(model))
     try:
-        with told_if_full(folder), _stopping_on_signals(trainer):
+        with full_disk_errors(folder), _stopping_on_signals(trainer):
             trainer.train((resume and trainer.has_begun()) or None)
     finally:
         trainer.close()
@@ -84,7 +84,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
             f"NaN or infinity in the weights after step {trainer.state.global_step}, which are not saved; lower "
             "train.learning_rate"
         )
-    with told_if_full(folder / "final"):
+    with full_disk_errors(folder / "final"):
         save(trainer, config, folder / "final")
     trainer.accelerator.end_training()
     return "finished"

@@ -45,6 +45,7 @@ from opasd.config import OPASDConfig
 from opasd.data.sets import Problems, RunSet, as_set, digest
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
+from opasd.files import full_disk_errors
 from opasd.losses.objective import check_kernels, opasd_loss
 from opasd.model import lora
 from opasd.model.batches import microbatches
@@ -57,7 +58,7 @@ from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
 from opasd.rollout.factory import computes_in_half, make_engine
-from opasd.run.checkpoints import check_checkpoint, checkpoints, set_aside, step_of, told_if_full
+from opasd.run.checkpoints import check_checkpoint, checkpoints, set_aside, step_of
 from opasd.run.records import Records
 from opasd.trainer.accounts import Account, askable, check_same, keep
 from opasd.trainer.batches import Share
@@ -408,7 +409,7 @@ class OPASDTrainer(Trainer):
             shutil.rmtree(self._staging, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         try:
-            with told_if_full(final):
+            with full_disk_errors(final):
                 super()._save_checkpoint(model, trial)
                 if self.args.should_save and (copies := self.teacher.state_dict()):
                     save_file(copies, written / _TEACHER)

@@ -1,0 +1,190 @@
+"""Write files whole or not at all, and read JSON that may be damaged. Imports no torch.
+
+    write_text(path, text)                    # also write_bytes, write_json: written beside `path`, then renamed
+    read_object(path)                         # the JSON object in a file, {} if it is missing or damaged
+    with staged_folder(path) as staged: ...   # a new folder appears with all its files
+    with staged_files(folder) as staged: ...  # files move into a folder together
+    rows = JsonLines(path)                    # rows.append(row, ...), iteration, rows.replace(rows), rows.set_aside()
+    with full_disk_errors(path, "run it again"): ...  # one clear message for a full disk
+
+A file that is being written is called `.NAME.new`, a folder `.new-…`.
+"""
+
+import errno
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from opasd.errors import ConfigError, OpasdError
+
+STAGED = ".new-"
+"""The beginning of a staged folder's name; a killed writer leaves such a folder behind."""
+RESUME = "continue with --resume, which starts from the last whole checkpoint"
+"""What to do after a full disk stopped a run."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS = ("inline_container", "PytorchStreamWriter", "iostream error", *(f"os error {code})" for code in _FULL))
+"""Parts of the messages of torch, safetensors and tokenizers, which hide the system's error code."""
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file at once."""
+    with _replacing(path) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
+    """Replace the file at once; `errors` says how a lone surrogate, which UTF-8 does not have, is encoded."""
+    write_bytes(path, text.encode(errors=errors))
+
+
+def write_json(path: Path, value: object, indent: int = 1) -> None:
+    """Replace the file at once by the value as indented JSON with a line end."""
+    write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in the file, or an empty one if the file is missing, unreadable or damaged."""
+    try:
+        return parse_row(path.read_bytes()) or {}
+    except OSError:
+        return {}
+
+
+@contextmanager
+def staged_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path` if the block succeeds and is removed if it fails.
+
+    Only one of several processes can make `path`: for the others the rename fails with OSError, since the folder of the
+    first is not empty. The parent folder must exist.
+    """
+    staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=path.parent))
+    try:
+        mask = os.umask(0)
+        os.umask(mask)
+        staged.chmod(0o777 & ~mask)
+        yield staged
+        staged.rename(path)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+@contextmanager
+def staged_files(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder; its files move to `folder` if the block succeeds. `folder` is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for abandoned in folder.glob(f"{STAGED}*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=STAGED, dir=folder) as staged:
+            yield Path(staged)
+            for path in Path(staged).iterdir():
+                path.replace(folder / path.name)
+    finally:
+        with suppress(OSError):  # the folder is not empty
+            folder.rmdir()
+
+
+@contextmanager
+def full_disk_errors(path: Path, then: str = RESUME) -> Iterator[None]:
+    """Turn any library's error about a full disk into one ConfigError; `then` says what to do after freeing space."""
+    try:
+        yield
+    except OpasdError:
+        raise
+    except Exception as error:  # tokenizers raises nothing more specific
+        if not (getattr(error, "errno", None) in _FULL or any(word in str(error) for word in _FULL_WORDS)):
+            raise
+        reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+        raise ConfigError(f"{path} could not be written: {reason}; free some space, and {then}") from error
+
+
+class JsonLines:
+    """A file with one JSON object in each line, which survives a kill at any moment.
+
+    NaN and infinity, which JSON does not have, are written as null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, *rows: dict[str, Any]) -> None:
+        """Write rows at the end. A kill can only cut the last one."""
+        content = b"".join(map(json_line, rows))
+        with self.path.open("ab+") as file:
+            if _is_cut(file):
+                content = b"\n" + content
+            file.write(content)
+
+    def replace(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Replace all rows at once; holds one row at a time and may read this very file."""
+        with _replacing(self.path) as file:
+            file.writelines(map(json_line, rows))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def set_aside(self) -> None:
+        """Rename the file to `NAME.before-NUMBER`, so that the next row begins a new one."""
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.before-{number}")).exists():
+            number += 1
+        if self.path.exists():
+            self.path.rename(aside)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the whole rows; skip cut and damaged ones."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            for line in file:
+                if (row := parse_row(line)) is not None:
+                    yield row
+                if not line.endswith(b"\n"):
+                    return  # the writer is still at this row; the next read would give its rest
+
+
+def json_line(row: dict[str, Any]) -> bytes:
+    """Return the row as one line of JSON, with null for NaN and infinity."""
+    # A lone surrogate has no UTF-8; its backslash form is JSON's escape for it.
+    return f"{json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)}\n".encode(errors="backslashreplace")
+
+
+def parse_row(content: bytes) -> dict[str, Any] | None:
+    """Return the JSON object, or None if the bytes are cut, damaged or another value."""
+    try:
+        value = json.loads(content.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    staged = path.with_name(f".{path.name}.new")
+    try:
+        with staged.open("wb") as file:
+            yield file
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _is_cut(file: BinaryIO) -> bool:
+    """Return whether the last row has no line end, so that the next one would join it."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
