@@ -157,7 +157,7 @@ def gpu_check(heads: int) -> dict[str, list[float]]:
 
     def exact(layer: LayerBatch) -> LayerBatch:
         query, key = (x.detach().double().requires_grad_() for x in (layer.query_BHND, layer.key_BKND))
-        return LayerBatch(query, key, layer.places, layer.scaling)
+        return LayerBatch(query, key, layer.spans, layer.scaling)
 
     student_64 = exact(student)
     truth = gradients(

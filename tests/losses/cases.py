@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opasd.config import Section
 from opasd.errors import ConfigError
-from opasd.losses.layers import LayerAttention, LayerBatch
+from opasd.losses.inputs import LayerAttention, LayerBatch
 from opasd.prompts.alignment import Alignment
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from opasd.choices import Divergence, Handling, Impl, check_choice, check_positive
 from opasd.errors import ConfigError
 from opasd.losses import fused, projection
-from opasd.losses.attention_chunked import Comparison, chunked, make_readings, usable, visible
+from opasd.losses.attention_chunked import AttentionComparison, chunked, make_readings, usable, visible
 from opasd.losses.divergence import divergence as divergence_of
-from opasd.losses.layers import LayerAttention, LayerBatch, rollout_layers
+from opasd.losses.inputs import LayerAttention, LayerBatch
 from opasd.losses.precision import own_precision, wide
 from opasd.prompts.alignment import Alignment
 
@@ -102,9 +102,9 @@ def attention_losses(
     `weights_T` are those of all rollouts' steps, one after another; 1/T of each rollout unless given. `shuffle_seeds`
     has one seed for each rollout. Positions of an alignment count from its sequence's begin.
     """
-    if not len(alignments) == len(student.places) == len(teacher.places):
+    if not len(alignments) == len(student.spans) == len(teacher.spans):
         raise ValueError(
-            f"{len(alignments)} alignments for {len(student.places)} and {len(teacher.places)} sequences; give one each"
+            f"{len(alignments)} alignments for {len(student.spans)} and {len(teacher.spans)} sequences; give one each"
         )
     check_choice("divergence", divergence, Divergence)
     check_positive("jsd_beta", jsd_beta, below=1)
@@ -132,17 +132,20 @@ def attention_losses(
         weights_T = torch.cat([*means, torch.zeros(0, dtype=dtype)])
     weights_T = weights_T.to(device, dtype)
     outputs: list[AttentionLossOutput] = []
-    layers = rollout_layers(student, teacher, alignments)
-    rollouts = zip(layers, alignments, seeds, weights_T.split(_lengths(alignments)), strict=True)
-    for (mine, theirs), alignment, seed, weights in rollouts:
+    rollouts = zip(alignments, seeds, weights_T.split(_lengths(alignments)), strict=True)
+    for index, (alignment, seed, rollout_weights_T) in enumerate(rollouts):
+        student_layer = student.sequence(index, alignment.student_query)
+        teacher_layer = teacher.sequence(index, alignment.teacher_query).detach()
         permutation_J = None
         if handling == "shuffle":
             permutation_J = projection.shuffle_permutation(alignment.in_prompt, seed).to(device)
-        compare = Comparison(divergence, jsd_beta, handling, permutation_J)
+        compare = AttentionComparison(divergence, jsd_beta, handling, permutation_J)
         if impl == "reference":
-            outputs.append(_reference(mine, theirs.detach(), alignment.to(device), compare, weights))
+            outputs.append(_reference(student_layer, teacher_layer, alignment.to(device), compare, rollout_weights_T))
         else:
-            loss, readings_T5 = chunked(mine, theirs.detach(), alignment, compare, weights, chunk_queries)
+            loss, readings_T5 = chunked(
+                student_layer, teacher_layer, alignment, compare, rollout_weights_T, chunk_queries
+            )
             outputs.append(AttentionLossOutput(loss, *readings_T5.unbind(-1)))
     return _joined(outputs, student)
 
@@ -202,7 +205,11 @@ def _seen_by_both(student: LayerAttention, teacher: LayerAttention, alignment: A
 
 
 def _reference(
-    student: LayerAttention, teacher: LayerAttention, alignment: Alignment, compare: Comparison, weights_T: Tensor
+    student: LayerAttention,
+    teacher: LayerAttention,
+    alignment: Alignment,
+    compare: AttentionComparison,
+    weights_T: Tensor,
 ) -> AttentionLossOutput:
     """The definition: everything at once, gradients by autograd."""
     seen_TJ = _seen_by_both(student, teacher, alignment)

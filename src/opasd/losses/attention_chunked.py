@@ -12,12 +12,12 @@ from torch.autograd.function import once_differentiable
 from opasd.choices import Divergence, Handling
 from opasd.losses import projection
 from opasd.losses.divergence import entropy, slope, terms
-from opasd.losses.layers import LayerAttention
+from opasd.losses.inputs import LayerAttention
 from opasd.losses.precision import wide
 from opasd.prompts.alignment import Alignment
 
 
-class Comparison(NamedTuple):
+class AttentionComparison(NamedTuple):
     """How a student's row is compared with a teacher's, both restricted to the support."""
 
     divergence: Divergence
@@ -54,7 +54,7 @@ def chunked(
     student: LayerAttention,
     teacher: LayerAttention,
     alignment: Alignment,
-    compare: Comparison,
+    compare: AttentionComparison,
     weights_T: Tensor,
     chunk_queries: int,
 ) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ class _ChunkedAttentionLoss(torch.autograd.Function):
         student: LayerAttention,
         teacher: LayerAttention,
         alignment: Alignment,
-        compare: Comparison,
+        compare: AttentionComparison,
         weights_T: Tensor,
         chunk_queries: int,
     ) -> tuple[Tensor, Tensor]:
@@ -159,8 +159,8 @@ class _Chunk(NamedTuple):
     """A few consecutive steps, and what they can see."""
 
     rows: slice
-    student_span: "_Span"
-    teacher_span: "_Span"
+    student_span: "_KeyRange"
+    teacher_span: "_KeyRange"
     student_query_C: Tensor
     teacher_query_C: Tensor
     student_shared_J: Tensor
@@ -173,8 +173,8 @@ class _Chunk(NamedTuple):
         cls, rows: slice, student: LayerAttention, teacher: LayerAttention, alignment: Alignment, on_device: Alignment
     ) -> "_Chunk":
         """`alignment` is read on the host, `on_device` holds the same indices beside the model's tensors."""
-        student_span = _Span.of(alignment.student_query[rows], student.sliding_window)
-        teacher_span = _Span.of(alignment.teacher_query[rows], teacher.sliding_window)
+        student_span = _KeyRange.of(alignment.student_query[rows], student.sliding_window)
+        teacher_span = _KeyRange.of(alignment.teacher_query[rows], teacher.sliding_window)
         # Positions increase, so what no row of this chunk can see yet is a tail of the shared list.
         reach = int(torch.searchsorted(alignment.student_shared, student_span.stop))
         return cls(
@@ -190,7 +190,7 @@ class _Chunk(NamedTuple):
         )
 
     def compare(
-        self, student: LayerAttention, teacher: LayerAttention, compare: Comparison
+        self, student: LayerAttention, teacher: LayerAttention, compare: AttentionComparison
     ) -> tuple["_SoftmaxRows", Tensor, Tensor, Tensor]:
         """The student's attention, the readings [C, 5], and of the module's formula c [C, S] and 1/(H·m) [C]."""
         seen_CJ = visible(self.student_query_C, self.student_shared_J, student.sliding_window)
@@ -217,14 +217,14 @@ class _Chunk(NamedTuple):
         return attention, readings_C5, self.student_span.scatter(centred_CJ, self.student_shared_J), step_C
 
 
-class _Span(NamedTuple):
+class _KeyRange(NamedTuple):
     """The keys [start, stop) that a chunk's queries can see at all."""
 
     start: int
     stop: int
 
     @classmethod
-    def of(cls, query_C: Tensor, window: int | None) -> "_Span":
+    def of(cls, query_C: Tensor, window: int | None) -> "_KeyRange":
         first, last = int(query_C[0]), int(query_C[-1])
         return cls(0 if window is None else max(0, first - window + 1), last + 1)
 
@@ -248,7 +248,7 @@ class _SoftmaxRows(NamedTuple):
     tanh_HCS: Tensor | None
 
 
-def _softmax_rows(role: LayerAttention, rows: slice, query_position_C: Tensor, span: _Span) -> _SoftmaxRows:
+def _softmax_rows(role: LayerAttention, rows: slice, query_position_C: Tensor, span: _KeyRange) -> _SoftmaxRows:
     """Every head's attention over the span, in one buffer."""
     num_heads, num_key_heads = role.query_HTD.shape[0], role.key_KSD.shape[0]
     query_grouped = _group_heads(role.query_HTD[:, rows], num_key_heads)

@@ -18,7 +18,7 @@ from opasd.device import send
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses import fused
 from opasd.losses.attention import AttentionLossOutput, attention_loss, attention_losses
-from opasd.losses.layers import LayerBatch
+from opasd.losses.inputs import LayerBatch
 from opasd.losses.token import OutputHead, token_loss
 from opasd.model.scoring import ScoreBatch, Scores
 from opasd.prompts.alignment import Alignment, align

@@ -31,9 +31,9 @@ from torch.autograd.function import once_differentiable
 from opasd.choices import Clip, Divergence, Impl, check_choice, check_positive
 from opasd.errors import ConfigError
 from opasd.losses import fused
-from opasd.losses.divergence import LOG_SMALLEST, SMALLEST, entropy, terms
+from opasd.losses.divergence import LOG_SMALLEST, SMALLEST, entropy, log_terms, terms
+from opasd.losses.inputs import OutputHead
 from opasd.losses.precision import own_precision, wide
-from opasd.losses.vocabulary import Comparison, OutputHead
 
 __all__ = ["OutputHead", "TokenLossOutput", "log_probabilities", "token_loss"]
 
@@ -55,6 +55,35 @@ class TokenLossOutput(NamedTuple):
     """The share of what can be clipped that was: 0 or 1 per token, or the share of vocabulary entries."""
     student_entropy_T: Tensor
     """Entropy of the student's distribution at the loss's temperature, in nats."""
+
+
+class TokenComparison(NamedTuple):
+    """How two distributions become one number; `top_k` is None where it would change nothing."""
+
+    divergence: Divergence
+    jsd_beta: float
+    temperature: float
+    clip: Clip
+    clip_threshold: float
+    top_k: int | None
+
+    def judge(self, teacher_log_CV: Tensor, student_log_CV: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From floored log-probabilities: loss, divergence and clipped share [C]; d term / d log student [C, V].
+
+        The slopes of a token that is clipped as a whole are left: its gradient is multiplied by 0 later.
+        """
+        term_CV, slope_CV = log_terms(teacher_log_CV, student_log_CV, self.divergence, self.jsd_beta)
+        divergence_C = term_CV.sum(-1)
+        loss_C, clipped_C = divergence_C, torch.zeros_like(divergence_C)
+        if self.clip == "per_token":
+            loss_C = divergence_C.clamp(max=self.clip_threshold)
+            clipped_C = (divergence_C > self.clip_threshold).to(divergence_C)
+        elif self.clip == "pointwise":
+            over_CV = term_CV > self.clip_threshold
+            loss_C = term_CV.clamp_(max=self.clip_threshold).sum(-1)
+            clipped_C = over_CV.sum(-1).to(divergence_C) / over_CV.shape[-1]
+            slope_CV.masked_fill_(over_CV, 0)
+        return loss_C, divergence_C, clipped_C, slope_CV
 
 
 @own_precision
@@ -89,7 +118,7 @@ def token_loss(
         weights_T = torch.full((num_tokens,), 1 / max(num_tokens, 1), dtype=dtype, device=student_hidden_TE.device)
     weights_T = weights_T.to(student_hidden_TE.device, dtype)
     vocabulary = student_head.weight_VE.shape[0]
-    compare = Comparison(
+    compare = TokenComparison(
         divergence,
         jsd_beta,
         temperature,
@@ -139,7 +168,7 @@ def _reference(
     student_head: OutputHead,
     teacher_hidden_TE: Tensor,
     teacher_head: OutputHead,
-    compare: Comparison,
+    compare: TokenComparison,
     weights_T: Tensor,
 ) -> TokenLossOutput:
     """The definition: all logits at once, gradients by autograd."""
@@ -174,7 +203,7 @@ class _Method(NamedTuple):
     It gives readings [C, 4] and d D / d (hidden Wᵀ + bias) [C, V] (None without `needs_grad`).
     """
 
-    step: Callable[[Tensor, OutputHead, Tensor, OutputHead, Comparison, bool], tuple[Tensor, Tensor | None]]
+    step: Callable[[Tensor, OutputHead, Tensor, OutputHead, TokenComparison, bool], tuple[Tensor, Tensor | None]]
     chunk_tokens: int
     grad_dtype: torch.dtype
     """In which the gradient of the hidden states is held until the backward pass."""
@@ -186,7 +215,7 @@ def _method(
     student_head: OutputHead,
     teacher_hidden_TE: Tensor,
     teacher_head: OutputHead,
-    compare: Comparison,
+    compare: TokenComparison,
     chunk_tokens: int | None,
 ) -> _Method:
     vocabulary, dtype = student_head.weight_VE.shape[0], student_hidden_TE.dtype
@@ -227,7 +256,7 @@ class _TokenLoss(torch.autograd.Function):
         student_head: OutputHead,
         teacher_hidden_TE: Tensor,
         teacher_head: OutputHead,
-        compare: Comparison,
+        compare: TokenComparison,
         weights_T: Tensor,
         method: _Method,
     ) -> tuple[Tensor, Tensor]:
@@ -275,7 +304,7 @@ class _TokenLoss(torch.autograd.Function):
         return *scaled, *(None,) * 6
 
 
-def _factor(weights_T: Tensor, readings_T4: Tensor, compare: Comparison) -> Tensor:
+def _factor(weights_T: Tensor, readings_T4: Tensor, compare: TokenComparison) -> Tensor:
     """By what each token's gradient is multiplied: its weight, or 0 where the token was clipped as a whole."""
     return weights_T * (1 - readings_T4[:, 2]) if compare.clip == "per_token" else weights_T
 
@@ -285,7 +314,7 @@ def _chunk(
     student_head: OutputHead,
     teacher_hidden_CE: Tensor,
     teacher_head: OutputHead,
-    compare: Comparison,
+    compare: TokenComparison,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`_Method.step` in plain PyTorch."""
@@ -301,7 +330,7 @@ def _chunk(
 
 
 def _compare(
-    student_CV: Tensor, teacher_CV: Tensor, compare: Comparison, needs_grad: bool
+    student_CV: Tensor, teacher_CV: Tensor, compare: TokenComparison, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Readings [C, 4] and d D / d (student logits / temperature) [C, V]; both logits are consumed."""
     student_log_CV = _log_softmax_(student_CV, compare.temperature)

@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from opasd.errors import CaptureError
 from opasd.losses.attention import attention_heads
-from opasd.losses.layers import LayerAttention, LayerBatch
+from opasd.losses.inputs import LayerAttention, LayerBatch
 from opasd.model.unwrap import model_type, unwrap
 
 Place = tuple[int, int, int]
@@ -45,7 +45,7 @@ class CapturedLayer:
 
     def batch(self, places: Sequence[Place]) -> LayerBatch:
         """The layer with the sequences' places in it."""
-        return replace(self.layer, places=tuple(places))
+        return replace(self.layer, spans=tuple(places))
 
 
 class AttentionCapture:

@@ -29,7 +29,7 @@ from opasd.choices import Layout as WantedLayout
 from opasd.choices import Query, Role
 from opasd.device import send, short_of_memory
 from opasd.errors import CaptureError, ConfigError
-from opasd.losses.layers import LayerAttention, LayerBatch
+from opasd.losses.inputs import LayerAttention, LayerBatch
 from opasd.losses.token import OutputHead
 from opasd.model import varlen
 from opasd.model.capture import AttentionCapture, Check, Place, relative_error, settle, tolerance

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from opasd.errors import ConfigError
 from opasd.losses import fused
-from opasd.losses.token import OutputHead, _chunk, _method, token_loss
-from opasd.losses.vocabulary import Comparison
+from opasd.losses.token import OutputHead, TokenComparison, _chunk, _method, token_loss
 from tests.losses.cases import relative_error
 from tests.losses.test_token import CLIPS, KINDS, cases, gradients, make_case
 
@@ -20,7 +19,7 @@ from opasd.losses.fused import token as kernels
 
 interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's own tests; see those marked gpu")
 QWEN = 151_936
-COMPARE = Comparison("forward_kl", 0.5, 1.0, "none", 0.05, None)
+COMPARE = TokenComparison("forward_kl", 0.5, 1.0, "none", 0.05, None)
 
 
 def convert(case, dtype, device="cpu"):

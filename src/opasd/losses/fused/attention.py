@@ -34,7 +34,7 @@ from opasd.choices import Divergence, Handling
 from opasd.losses.fused import attention_backward, attention_forward
 from opasd.losses.fused.attention_plan import Plan, Rollout, make_plan
 from opasd.losses.fused.launch import launch
-from opasd.losses.layers import LayerBatch
+from opasd.losses.inputs import LayerBatch
 
 KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
 HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}

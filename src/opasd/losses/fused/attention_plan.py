@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opasd.losses import projection
-from opasd.losses.layers import LayerBatch
+from opasd.losses.inputs import LayerBatch
 from opasd.prompts.alignment import Alignment
 
 NO_WINDOW = 1 << 30
@@ -219,7 +219,7 @@ def _offsets(
     role: LayerBatch, index: int, position: int, query_strides: Sequence[int], key_strides: Sequence[int]
 ) -> tuple[int, int]:
     """Of the first step's query and the first key, in units of 16 elements."""
-    row, begin, _ = role.places[index]
+    row, begin, _ = role.spans[index]
     query = 0 if role.only_queries else begin + position
     query, key = row * query_strides[0] + query * query_strides[2], row * key_strides[0] + begin * key_strides[2]
     return query // 16, key // 16

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from opasd.losses.divergence import LOG_SMALLEST, SMALLEST
-from opasd.losses.vocabulary import Comparison, OutputHead
+from opasd.losses.inputs import OutputHead
+from opasd.losses.token import TokenComparison
 
 MEMORY_BYTES = 2**30
 """What a chunk and the gradient of all hidden states may take together, where the chunk is not given."""
@@ -53,7 +54,7 @@ def judge(
     student_head: OutputHead,
     teacher_hidden_CE: Tensor,
     teacher_head: OutputHead,
-    compare: Comparison,
+    compare: TokenComparison,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Readings [C, 4] and d D / d (hidden Wᵀ + bias) [C, V]."""
@@ -104,7 +105,7 @@ def _numbers(head: OutputHead, temperature: float) -> tuple[float, float]:
     return 2 * LOG2_E * head.scale / head.softcap, head.softcap / temperature * LOG2_E
 
 
-def _judge_all(row: _Row, compare: Comparison, needs_grad: bool) -> Tensor:
+def _judge_all(row: _Row, compare: TokenComparison, needs_grad: bool) -> Tensor:
     readings_C4 = torch.empty(row.num_tokens, 4, dtype=torch.float32, device=row.student_CV.device)
     choices: dict[str, Any] = {"KIND": KINDS[compare.divergence], "CLIP": CLIPS[compare.clip], "GRADIENT": needs_grad}
     _compare_rows[(row.num_tokens,)](
@@ -120,7 +121,7 @@ def _judge_all(row: _Row, compare: Comparison, needs_grad: bool) -> Tensor:
     return readings_C4
 
 
-def _judge_top(row: _Row, compare: Comparison, needs_grad: bool) -> Tensor:
+def _judge_top(row: _Row, compare: TokenComparison, needs_grad: bool) -> Tensor:
     """The teacher's k likeliest tokens here; the sums over all others, and their gradient, by kernels."""
     assert compare.top_k is not None
     teacher_CV = row.student_CV + row.difference_CV
