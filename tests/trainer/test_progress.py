@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from opasd.trainer.progress import Progress, told
+from opasd.trainer.progress import Progress
 
 ARGS = TrainingArguments(use_cpu=True, report_to=[])
 LOGS = {"loss": 0.12345, "grad_norm": 1.0, "rollout/length_mean": 812.4}
@@ -58,7 +58,7 @@ def test_what_a_line_says(monkeypatch):
 
 def test_time_left(monkeypatch):
     """Steps of this run only: a resumed one has not done the earlier ones in its time."""
-    clock = iter([100.0, 130.0, 165.0])
+    clock = iter([0.0, 100.0, 130.0, 165.0])  # made, begun, after each step
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
     run(monkeypatch, stream, [(11, LOGS), (12, LOGS)], first=10, max_steps=20)
@@ -121,26 +121,3 @@ def test_a_stream_that_cannot_write_greek(monkeypatch):
     raw = io.BytesIO()
     run(monkeypatch, io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace"), [(1, FULL)])
     assert b"\\u03c1 0.3000" in raw.getvalue()
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["log", "terminal"])
-def test_what_takes_long_is_told_of(monkeypatch, stream):
-    seconds = {"now": 0.0}
-    monkeypatch.setattr(time, "monotonic", lambda: seconds["now"])
-    monkeypatch.setattr(sys, "stderr", stream)
-    taken = []
-    for item in told("rows", range(40)):
-        taken.append(item)
-        seconds["now"] += 0.5
-    assert taken == list(range(40))
-    text = stream.getvalue()
-    if stream.isatty():
-        shown = text.removesuffix("\r\x1b[K").split("\r")[1:]
-        assert (shown[0], len(shown)) == ("rows: 10 of 40", 30)
-    else:
-        assert text == "rows: 10 of 40\n"
-
-
-def test_what_is_quick_is_not(capsys):
-    assert list(told("rows", "abc")) == ["a", "b", "c"]
-    assert capsys.readouterr().err == ""

@@ -8,15 +8,14 @@ import argparse
 import errno
 import json
 import re
-import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from opasd.choices import Engine, Precision
 from opasd.errors import ConfigError
+from opasd.progress import SampleProgress
 
 if TYPE_CHECKING:
     from opasd.evaluation.loop import Evaluation
@@ -43,7 +42,7 @@ def run(args: list[str]) -> int:
 
     settings = asked.settings()
     path = options.output or Path("evaluations") / folders.default_name(settings)
-    progress = ProgressLine()
+    progress = SampleProgress()
     folders.make(path)
     with hold(path, "evaluation"):
         asked_for, settings = settings["targets"], folders.enter(path, settings)
@@ -201,59 +200,3 @@ def _count(text: str) -> int:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(_count(part.strip()) for part in text.split(","))
-
-
-class ProgressLine:
-    """One line on standard error: redrawn on a terminal, now and then in a log."""
-
-    _EVERY = 15.0
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._total = self._done = self._drawn = self._tokens = 0
-        self._seconds = 0.0
-        self._shown = 0.0
-        self._open = False
-
-    def begin(self, total: int, done: int) -> None:
-        self._total, self._done = total, done
-        self._drawn = self._tokens = 0
-        self._seconds = 0.0
-        if done:
-            self.say(f"{done} of {total} samples are there already")
-
-    def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
-        self._done += samples
-        self._drawn += samples
-        self._tokens += tokens
-        self._seconds += seconds
-        if not self._terminal and self._done < self._total and time.monotonic() - self._shown < self._EVERY:
-            return
-        self._shown = time.monotonic()
-        left = int((self._total - self._done) * self._seconds / max(self._drawn, 1))
-        share = self._done / max(self._total, 1)
-        bar = "█" * int(20 * share) + "·" * (20 - int(20 * share))
-        speed = self._tokens / max(self._seconds, 1e-9)
-        line = f"{bar} {self._done:,}/{self._total:,}  {speed:,.0f} tokens/s  left {_clock(left)}  {label}"
-        if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{line[:width]}")
-            self._open = True
-        else:
-            sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-
-    def say(self, text: str) -> None:
-        self.end()
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        if self._open:
-            sys.stderr.write("\n")
-            self._open = False
-
-
-def _clock(seconds: int) -> str:
-    hours, rest = divmod(seconds, 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

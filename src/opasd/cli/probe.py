@@ -16,9 +16,9 @@ import tyro
 from opasd.cli._options import ConfigOptions, parse
 from opasd.cli._plan import check
 from opasd.cli._processes import Processes
-from opasd.cli.evaluate import ProgressLine
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.progress import SampleProgress
 from opasd.rounding import fixed, per_cent
 from opasd.run.folder import environment
 
@@ -50,7 +50,7 @@ def run(args: list[str]) -> int:
     from opasd.probe.measure import probe
     from opasd.probe.summary import summarise
 
-    progress = ProgressLine()
+    progress = SampleProgress()
     try:
         found = probe(config, count=options.problems, samples=options.samples, progress=progress)
     finally:

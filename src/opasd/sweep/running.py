@@ -13,7 +13,6 @@ import ctypes
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any, Literal
 
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.progress import StatusLine, clock
 from opasd.recipes.checking import leaves
 from opasd.run.folder import RunFolder, with_absolute_paths
 from opasd.sweep.commands import Commands
@@ -228,7 +228,7 @@ class Sweeping:
         self._busy: set[str] = set()
         self._alone: set[str] = set()
         self._say = say
-        self._line = _StatusLine()
+        self._line = StatusLine(terminal_every=1, log_every=60)
 
     def run(self) -> None:
         """Until all is done, or a signal came."""
@@ -238,7 +238,8 @@ class Sweeping:
                 self._start()
                 for one in [one for one in self.active if one.process.poll() is not None]:
                     self._end(one)
-                self._line.show(self._status)
+                if self._line.due():
+                    self._line.show(self._status())
                 time.sleep(_POLL_S)
         self._line.clear()
 
@@ -314,7 +315,7 @@ class Sweeping:
         name = place.run.name
         if code == 0 and (one.stage == "evaluate" or place.trained()):
             place.note(one.stage, 0, seconds, "")
-            self._tell(f"{name}: {_DONE[one.stage]} in {_clock(seconds)}")
+            self._tell(f"{name}: {_DONE[one.stage]} in {clock(seconds)}")
             following = place.next()
             if following is None:
                 self.done += 1
@@ -381,7 +382,7 @@ _DONE: dict[Stage, str] = {"train": "trained", "evaluate": "evaluated"}
 
 def _progress(one: Active) -> str:
     if one.stage == "evaluate":
-        return f"evaluating {_clock(time.monotonic() - one.began)}"
+        return f"evaluating {clock(time.monotonic() - one.began)}"
     last = tail(one.place.path / "metrics.jsonl").rstrip().rpartition(b"\n")[2]
     try:
         step = json.loads(last)["step"]
@@ -402,34 +403,3 @@ def _die_with_parent() -> Callable[[], None] | None:
             os._exit(STOPPED)
 
     return prepare
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
-class _StatusLine:
-    """One line on standard error: redrawn every second on a terminal, printed every minute in a log."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._drawn = False
-        self._last = time.monotonic()
-
-    def show(self, text: Callable[[], str]) -> None:
-        if time.monotonic() - self._last < (1 if self._terminal else 60):
-            return
-        self._last = time.monotonic()
-        if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{text()[:width]}")
-        else:
-            sys.stderr.write(f"{text()}\n")
-        sys.stderr.flush()
-        self._drawn = self._terminal
-
-    def clear(self) -> None:
-        if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            self._drawn = False

@@ -53,6 +53,7 @@ from opasd.model.checks import check_vocabulary, leave_head, takes_more_than_tex
 from opasd.model.scoring import Layout, Scorer, choose_layout
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
+from opasd.progress import with_progress
 from opasd.prompts.pairs import PromptBuilder, PromptPair, PromptPairs
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
@@ -63,7 +64,7 @@ from opasd.run.records import Records
 from opasd.trainer.accounts import Account, askable, check_same, keep
 from opasd.trainer.batches import Share
 from opasd.trainer.metrics import Window, validation_metrics
-from opasd.trainer.progress import Progress, told
+from opasd.trainer.progress import Progress
 
 _TEACHER = "teacher.safetensors"
 
@@ -113,7 +114,7 @@ class OPASDTrainer(Trainer):
         args = copy.copy(args)  # which the caller may use again
         self.builder = PromptBuilder(processing_class, self.config.prompts)
         train = as_set(train_dataset, on_bad_row, solutions="solution" in self.config.prompts.reference_fields())
-        given = told("contexts made of problems", train.problems) if args.process_index == 0 else train
+        given = with_progress("contexts made of problems", train.problems) if args.process_index == 0 else train
         pairs, self.prompt_report = self.builder.pairs(given, on_bad_row=on_bad_row)
         if not pairs:
             raise ConfigError(f"no problem of the train_dataset can be used: {self.prompt_report.to_dict()}")
