@@ -15,6 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from opasd import cli
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from opasd.data.sets import problems
 from opasd.errors import ConfigError, DataError, NonFiniteError, PromptError
@@ -318,8 +319,12 @@ def test_what_a_model_cannot_do_is_told(place, tmp_path, monkeypatch):
 
 def test_full_training_in_half_precision_is_warned_of(place, tmp_path):
     config = make_config(place, model__adaptation="full", model__dtype="bfloat16")
-    with pytest.warns(UserWarning, match="all weights are trained in torch.bfloat16"):
+    with pytest.warns(UserWarning, match="all weights are trained in torch.bfloat16") as caught:
         assert session.train(config, tmp_path) == "finished"
+    advice = dict(re.findall(r"((?:model|train)\.\w+): (\w+)", str(caught[0].message)))
+    assert advice == {"model.dtype": "float32", "train.bf16": "true"}
+    flags = [word for field, value in advice.items() for word in (f"--{field}", value)]
+    assert cli.main(["validate", "lab", "--model.adaptation", "full", *flags]) == 0
 
 
 def test_layers_of_other_kinds_can_be_named_and_those_that_cannot_be_adapted_are_told():

@@ -47,7 +47,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     if config.model.adaptation == "full" and model.dtype.itemsize == 2:
         warnings.warn(
             f"all weights are trained in {model.dtype}: a change of less than about 1/256 of a weight is lost; "
-            "model.dtype float32 with train.extra.bf16 true keeps it",
+            "model.dtype: float32 with train.bf16: true keeps it",
             stacklevel=2,
         )
     model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
