@@ -32,7 +32,6 @@ from scripts.lab.demos import Kind, Rates, make_demo
 from scripts.lab.formats import Formats, wordings
 from scripts.lab.measure import measure
 from scripts.lab.model import END_OF_TEXT, END_OF_TURN, SIZES, SYSTEM_PROMPTS, make_config, make_tokenizer, token_id
-from scripts.lab.muon import Muon
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -139,18 +138,18 @@ def make_model(tokenizer: "PreTrainedTokenizerFast", settings: Settings) -> "Pre
 
 def train(model: "PreTrainedModel", examples: Examples, settings: Settings, device: torch.device) -> dict[str, Any]:
     """Muon and AdamW with warm-up and a cosine; the figures of the run."""
-    step = _Step(model, settings, device)
+    step = Step(model, settings, device)
     ids, learned = examples.ids.to(device), examples.learned.to(device)
     learned_N = examples.learned.sum(1)
     seen = trained = 0
     losses: list[tuple[int, float]] = []
     begin = time.perf_counter()
-    for number, groups in enumerate(_batches(examples.lengths, settings), 1):
+    for number, groups in enumerate(batches(examples.lengths, settings), 1):
         count = sum(int(learned_N[rows].sum()) for rows, _ in groups)
         loss = step(
             [(ids[on := rows.to(device), :width], learned[on, 1:width]) for rows, width in groups],
             count,
-            _schedule(number - 1, settings),
+            schedule(number - 1, settings),
         )
         seen += sum(int(examples.lengths[rows].sum()) for rows, _ in groups)
         trained += count
@@ -172,9 +171,12 @@ Group = tuple[Tensor, Tensor]
 """Token ids [B, T] of some examples, and which of the tokens after the first are learned [B, T − 1]."""
 
 
-class _Step:
-    """One step of training. A model this small is bound by its launches: on a GPU the layers are compiled and the
-    step is one CUDA graph."""
+class Step:
+    """One step of training.
+
+    A model this small is bound by its launches: on a GPU the layers are compiled, and all but Muon's update is one CUDA
+    graph (Muon reads its rate as a number, which a graph would freeze).
+    """
 
     def __init__(self, model: "PreTrainedModel", settings: Settings, device: torch.device) -> None:
         from transformers import AttentionInterface
@@ -200,7 +202,9 @@ class _Step:
             fused=on_gpu,
             capturable=on_gpu,
         )
-        self.muon = Muon([weight for weight in inner if weight.ndim == 2], settings.weight_decay, device)
+        # Momentum 0.95 with Nesterov's step and five Newton-Schulz iterations, scaled by √max(1, rows / columns).
+        matrices = [weight for weight in inner if weight.ndim == 2]
+        self.muon = torch.optim.Muon(matrices, weight_decay=settings.weight_decay, adjust_lr_fn="original")
         self.groups: list[Group] = []
         self.learned = torch.ones((), device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -211,36 +215,44 @@ class _Step:
         """The loss; `share` is the schedule's part of the learning rates."""
         if not self.groups:
             self.groups = [(ids.to(self.device).long(), target.to(self.device)) for ids, target in groups]
-        for mine, given in zip(self.groups, groups, strict=True):
-            for kept, new in zip(mine, given, strict=True):
-                kept.copy_(new)
+        for static, new in zip(self.groups, groups, strict=True):
+            for target, source in zip(static, new, strict=True):
+                target.copy_(source)
         self.learned.fill_(learned)
         self.rate.fill_(share * self.settings.learning_rate)
-        self.muon.rate.fill_(share * self.settings.matrix_rate)
+        self.muon.param_groups[0]["lr"] = share * self.settings.matrix_rate
         self.calls += 1
         self.model.config._attn_implementation = "lab_causal"
         try:
-            if self.device.type != "cuda":
-                self._run()
-            elif self.graph is not None:
-                self.graph.replay()
-            elif self.calls < 4:  # what is made once must be there before a graph is captured
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    self._run()
-                torch.cuda.current_stream().wait_stream(stream)
+            if self.graph is not None:
+                self.graph.replay()  # overwrites the gradients
             else:
-                self.graph = torch.cuda.CUDAGraph()
                 self.model.zero_grad(set_to_none=True)
-                with torch.cuda.graph(self.graph):
+                if self.device.type == "cuda":
+                    self._first_runs()
+                else:
                     self._run()
-                self.graph.replay()
         finally:
             self.model.config._attn_implementation = self.before
+        self.muon.step()
         return self.loss
 
+    def _first_runs(self) -> None:
+        """Run three times outside of a graph, so that everything made once exists; then capture the graph."""
+        if self.calls < 4:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._run()
+            torch.cuda.current_stream().wait_stream(stream)
+            return
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._run()
+        self.graph.replay()
+
     def _run(self) -> None:
+        """Compute the loss and the gradients, clip them, and let AdamW update its weights."""
         total = torch.zeros((), device=self.device)
         for ids, target in self.groups:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -253,8 +265,6 @@ class _Step:
             total += part.detach()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.adamw.step()
-        self.muon.step()
-        self.model.zero_grad(set_to_none=self.device.type != "cuda")
         self.loss.copy_(total)
 
 
@@ -275,7 +285,7 @@ def _causal_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor, int]]]:
+def batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor, int]]]:
     """Rows of each step and the width they are cut to: always so many of the shortest examples, ..., of the longest.
 
     Shapes that never change are what a graph needs, and several of them pad less than one."""
@@ -298,7 +308,8 @@ def _batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor,
         yield drawn
 
 
-def _schedule(step: int, settings: Settings) -> float:
+def schedule(step: int, settings: Settings) -> float:
+    """Share of the learning rates at a step: linear warm-up, then a cosine down to 2 %."""
     if step < settings.warmup:
         return (step + 1) / settings.warmup
     progress = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
