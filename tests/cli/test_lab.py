@@ -1,10 +1,13 @@
-"""`opasd lab problems`: rows that every command reads as they are."""
+"""`opasd lab`: its rows are read by every command, and pretraining is a script of the repository."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from opasd.cli import main
 from opasd.cli.lab import run
 from opasd.data.made.counts import make_problems
 from opasd.data.problems import Problem, load_problems
@@ -24,7 +27,7 @@ def test_problems_load_with_the_default_columns(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("args", [["problems", "x"], ["problems", "1", "2"], ["problem"]])
-def test_what_it_cannot_do_is_told(args: list[str]) -> None:
+def test_impossible_arguments_are_one_message(args: list[str]) -> None:
     with pytest.raises(ConfigError, match="^opasd lab "):
         run(args)
 
@@ -32,4 +35,17 @@ def test_what_it_cannot_do_is_told(args: list[str]) -> None:
 @pytest.mark.parametrize("args", [[], ["--help"], ["problems", "--help"], ["problems", "-h"]])
 def test_help(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(args) == 0
-    assert capsys.readouterr().out.startswith("usage: opasd lab pretrain")
+    assert capsys.readouterr().out.startswith("usage: opasd lab problems")
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["--output", "model", "--steps", "3"]])
+def test_pretraining_names_the_script_that_does_it(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "pretrain", *args]) == 2
+    assert "`python -m scripts.lab.pretrain --output MODEL`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["pretrain", "measure"])
+def test_the_scripts_run_from_a_checkout(script: str) -> None:
+    command = [sys.executable, "-m", f"scripts.lab.{script}", "--help"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert "usage:" in done.stdout
