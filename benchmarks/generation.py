@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 
 from opasd.config import SamplingConfig
 from opasd.model.unwrap import unwrap
-from opasd.rollout.transformers import TransformersEngine
+from opasd.rollout.transformers.engine import TransformersEngine
 
 VOCABULARY = 151_936
 SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -34,7 +34,7 @@ from opasd.model.lora import FusedLinear
 from opasd.model.unwrap import unwrap
 from opasd.prompts.pairs import PromptPair
 from opasd.prompts.rollout import Rollout
-from opasd.rollout.fusing import is_ligers
+from opasd.rollout.transformers.fusing import is_ligers
 from opasd.trainer.trainer import OPASDTrainer
 
 PEAK = 790e12

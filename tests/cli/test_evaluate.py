@@ -19,7 +19,7 @@ from opasd.run.folder import RunFolder, hold
 from opasd.sweep.commands import _text
 from tests.evaluation.lab import make_adapter
 from tests.processes import environment, wait_until
-from tests.rollout.fake_server import Process
+from tests.rollout.vllm.fake_server import Process
 
 SHORT = ["--samples", "2", "--problems", "12", "--max-new-tokens", "48", "--max-batch", "4", "--output", "out"]
 
@@ -145,7 +145,7 @@ def test_help_needs_no_torch() -> None:
 
 def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     adapter = make_adapter(here / "trained", 0)
-    server = Path(__file__).parents[1] / "rollout" / "fake_server.py"
+    server = Path(__file__).parents[1] / "rollout" / "vllm" / "fake_server.py"
     with subprocess.Popen([sys.executable, str(server), "0"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout

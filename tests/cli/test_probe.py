@@ -324,7 +324,7 @@ def test_the_same_seed_gives_the_same_answers(place, capsys):
 
 def test_an_engine_with_weights_of_its_own_is_asked_and_checked(place, capsys):
     """A server, its tokens taken as they are; its log-probabilities are not this model's."""
-    server = Path(__file__).parents[1] / "rollout" / "fake_server.py"
+    server = Path(__file__).parents[1] / "rollout" / "vllm" / "fake_server.py"
     with subprocess.Popen([sys.executable, str(server), "0"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout

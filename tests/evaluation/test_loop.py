@@ -15,7 +15,7 @@ from opasd.evaluation.loop import Evaluation, _Asking, evaluate
 from opasd.evaluation.samples import SampleFile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model, load_tokenizer
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
 from tests.evaluation.lab import LAB, SAMPLING, Quiet, asked, make_adapter, run
 
 

@@ -10,8 +10,8 @@ from opasd.config import DriftConfig, OPASDConfig
 from opasd.errors import EngineError
 from opasd.rollout.drift import DriftCheck, closer_to
 from opasd.rollout.engine import Completion
-from opasd.rollout.serving import ServingEngine
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.vllm.serving import ServingEngine
 from tests.models import add_lora, make_model
 from tests.training import METHOD, TOKENIZER, make_trainer
 

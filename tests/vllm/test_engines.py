@@ -11,8 +11,8 @@ from opasd.config import DriftConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.factory import make_engine, serve_base
-from opasd.rollout.transformers import stop_ids
-from opasd.rollout.vllm import VLLMEngine
+from opasd.rollout.transformers.engine import stop_ids
+from opasd.rollout.vllm.in_process import VLLMEngine
 from tests.vllm.setting import GREEDY, LAB, LONGEST, base, change, config, greedy, prompts, student, tokenizer
 
 NO_STOP: frozenset[int] = frozenset()

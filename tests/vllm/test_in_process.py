@@ -7,8 +7,8 @@ from opasd.config import DriftConfig, SamplingConfig
 from opasd.errors import ConfigError, EngineError
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.factory import make_engine
-from opasd.rollout.sampling import kept_tokens
-from opasd.rollout.transformers import TransformersEngine
+from opasd.rollout.transformers.engine import TransformersEngine
+from opasd.rollout.transformers.sampling import kept_tokens
 from tests.vllm.setting import BLOCK, GREEDY, LONGEST, change, config, greedy, prompts, student, tokenizer
 
 NO_STOP: frozenset[int] = frozenset()

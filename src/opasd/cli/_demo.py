@@ -31,7 +31,7 @@ from opasd.report.attend import attend
 from opasd.report.folders import Run, Sample, read_run
 from opasd.report.write import make
 from opasd.report.write import write as write_report
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
 from opasd.rounding import fixed, per_cent
 from opasd.run.folder import RunFolder
 from opasd.trainer.session import train

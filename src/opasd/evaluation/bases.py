@@ -24,7 +24,7 @@ from opasd.model.checks import context
 from opasd.model.loading import load_model, load_tokenizer, model_source
 from opasd.rollout.engine import AdapterEngine, Completion
 from opasd.rollout.factory import serve_base
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
 
 _ADAPTER = "evaluated"
 

@@ -30,7 +30,7 @@ from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
 from opasd.report.viewer import is_record
 from opasd.rollout.engine import derive_seed
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
 from opasd.run.checkpoints import checkpoints
 from opasd.run.folder import RunFolder
 

@@ -14,10 +14,10 @@ from opasd.model.checks import context
 from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport
 from opasd.rollout.engine import RolloutEngine
-from opasd.rollout.server import ServerEngine
-from opasd.rollout.serving import ServingEngine
-from opasd.rollout.transformers import TransformersEngine, stop_ids
-from opasd.rollout.vllm import VLLMEngine
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.vllm.in_process import VLLMEngine
+from opasd.rollout.vllm.server import ServerEngine
+from opasd.rollout.vllm.serving import ServingEngine
 
 
 def make_engine(

@@ -15,11 +15,11 @@ import opasd
 from opasd.cli._plan import plan
 from opasd.config import RolloutConfig, RunConfig
 from opasd.errors import ConfigError
-from opasd.rollout import vllm as module
 from opasd.rollout.adapters import check_whole
 from opasd.rollout.factory import computes_in_half, make_engine
-from opasd.rollout.server import ServerEngine
-from opasd.rollout.transformers import TransformersEngine
+from opasd.rollout.transformers.engine import TransformersEngine
+from opasd.rollout.vllm import in_process as module
+from opasd.rollout.vllm.server import ServerEngine
 from tests.models import add_lora
 from tests.training import TOKENIZER, make_model
 
@@ -39,7 +39,7 @@ def test_one_file_imports_vllm():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "vllm" for name in names):
                 importing.add(path.name)
-    assert importing == {"vllm.py"}
+    assert importing == {"in_process.py"}
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
 from opasd.model.lora import LoraProduct, speed_up
-from opasd.rollout import decoding, fusing, slots
-from opasd.rollout.decoding import make_plan
-from opasd.rollout.transformers import TransformersEngine
+from opasd.rollout.transformers import decoding, fusing, slots
+from opasd.rollout.transformers.decoding import make_plan
+from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import add_lora, make_model
-from tests.rollout.test_transformers import RANDOM, make_prompts
+from tests.rollout.transformers.test_engine import RANDOM, make_prompts
 
-kernels = pytest.importorskip("opasd.rollout.kernels", exc_type=ImportError)
+kernels = pytest.importorskip("opasd.rollout.transformers.kernels", exc_type=ImportError)
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]  # the interpreter multiplies bfloat16 wrongly

@@ -11,8 +11,8 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from opasd.config import SamplingConfig
 from opasd.errors import ConfigError
-from opasd.rollout import transformers as engine_module
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers import engine as engine_module
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
 from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, fast, make_model
 
 LENGTHS = (3, 17, 9, 1, 26)

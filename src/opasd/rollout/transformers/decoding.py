@@ -25,9 +25,9 @@ from transformers import DynamicCache, PreTrainedModel
 from opasd.config import SamplingConfig
 from opasd.device import short_of_memory
 from opasd.rollout.engine import Completion
-from opasd.rollout.fusing import Rounded, fused, kernels_available
-from opasd.rollout.sampling import sample
-from opasd.rollout.slots import LayerShape, SlotCache, attending_to_slots, layer_shapes
+from opasd.rollout.transformers.fusing import Rounded, fused, kernels_available
+from opasd.rollout.transformers.sampling import sample
+from opasd.rollout.transformers.slots import LayerShape, SlotCache, attending_to_slots, layer_shapes
 
 _log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.config import SamplingConfig
 from opasd.lab import model_path
-from opasd.rollout import decoding, slots
-from opasd.rollout.decoding import NOT_FINITE, make_plan
-from opasd.rollout.transformers import TransformersEngine
+from opasd.rollout.transformers import decoding, slots
+from opasd.rollout.transformers.decoding import NOT_FINITE, make_plan
+from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import CUDNN, FAMILIES, VOCABULARY, add_lora, attention_function, make_model
-from tests.rollout.test_transformers import GREEDY, NO_STOP, RANDOM, cut, exact_model, make_prompts, reference
+from tests.rollout.transformers.test_engine import GREEDY, NO_STOP, RANDOM, cut, exact_model, make_prompts, reference
 
 PLAIN = ("qwen3", "qwen2", "llama", "granite", "qwen3_moe")
 LENGTHS = (4, 11, 1, 7, 19, 7, 1, 26)

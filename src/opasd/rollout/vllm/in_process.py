@@ -24,7 +24,7 @@ from opasd.config import VLLMConfig
 from opasd.errors import ConfigError
 from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
 from opasd.rollout.engine import Completion
-from opasd.rollout.serving import ServingEngine
+from opasd.rollout.vllm.serving import ServingEngine
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""

@@ -23,10 +23,10 @@ from opasd.config import SamplingConfig
 from opasd.device import short_of_memory
 from opasd.errors import ConfigError
 from opasd.model.unwrap import model_type, unwrap
-from opasd.rollout.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
 from opasd.rollout.engine import Completion, RolloutEngine
-from opasd.rollout.sampling import sample
-from opasd.rollout.slots import fits
+from opasd.rollout.transformers.decoding import NOT_FINITE, Plan, completion, decode, make_plan, uniform_numbers
+from opasd.rollout.transformers.sampling import sample
+from opasd.rollout.transformers.slots import fits
 
 _log = logging.getLogger(__name__)
 

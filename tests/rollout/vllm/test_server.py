@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from opasd.config import SamplingConfig, ServersConfig
 from opasd.errors import ConfigError, EngineError
-from opasd.rollout import server as server_module
-from opasd.rollout.http import Unavailable
-from opasd.rollout.server import ServerEngine, _answer, _models
-from tests.rollout.fake_server import Process, tokens
+from opasd.rollout.vllm import server as server_module
+from opasd.rollout.vllm.http import Unavailable
+from opasd.rollout.vllm.server import ServerEngine, _answer, _models
+from tests.rollout.vllm.fake_server import Process, tokens
 
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_new_tokens=20)
 FAST = {"retries": 3, "backoff": 0.05, "max_backoff": 0.2, "timeout": 2.0, "probe_timeout": 2.0}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from opasd.rollout.fusing import kernels_available
+from opasd.rollout.transformers.fusing import kernels_available
 
 IMPLEMENTATION = "opasd_slots"
 """The attention implementation of a decoding step; it has no mask function, so models build no mask for it."""
@@ -98,7 +98,7 @@ class _SlotLayer(CacheLayerMixin):
             return key_states, value_states
         keys, values = self.stored_keys[:rows], self.stored_values[:rows]
         if kernels_available(keys.device):
-            from opasd.rollout import kernels
+            from opasd.rollout.transformers import kernels
 
             kernels.store(key_states, value_states, keys, values, self.place)
         else:
@@ -141,7 +141,7 @@ def slots_attention(
         raise SlotsError("a model that changes a prepared attention mask")
     scaling = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     if kernels_available(query.device):
-        from opasd.rollout import kernels
+        from opasd.rollout.transformers import kernels
 
         return kernels.attend(query, key, value, last[:, 0, 0, 0], scaling), None
     seen = torch.arange(key.shape[2], device=key.device) <= last

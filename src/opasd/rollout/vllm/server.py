@@ -27,8 +27,8 @@ from opasd.config import ServersConfig
 from opasd.errors import EngineError
 from opasd.rollout.adapters import AdapterExport, check_folder
 from opasd.rollout.engine import Completion
-from opasd.rollout.http import Client, Refused, Unavailable
-from opasd.rollout.serving import ServingEngine
+from opasd.rollout.vllm.http import Client, Refused, Unavailable
+from opasd.rollout.vllm.serving import ServingEngine
 
 _log = logging.getLogger(__name__)
 _jitter = random.Random()

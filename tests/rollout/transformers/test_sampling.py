@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
 from opasd.config import SamplingConfig
-from opasd.rollout.sampling import kept_tokens, sample
+from opasd.rollout.transformers.sampling import kept_tokens, sample
 
 NAN, INF = float("nan"), float("inf")
 SETTINGS = st.builds(

@@ -66,7 +66,7 @@ def is_ligers(function: Callable[..., Any]) -> bool:
 
 
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    from opasd.rollout import kernels
+    from opasd.rollout.transformers import kernels
 
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     is_norm = type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.ndim == 1
@@ -88,7 +88,7 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
-    from opasd.rollout import kernels
+    from opasd.rollout.transformers import kernels
 
     def fits(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
         (B, _, T, D), alike = query.shape, (query.dtype, key.dtype, cos.dtype, sin.dtype)
@@ -119,7 +119,7 @@ def _adapted(module: nn.Module, rounded: Rounded) -> Callable[[Tensor], Tensor] 
     from peft.tuners.lora import Linear
 
     from opasd.model.lora import FusedLinear
-    from opasd.rollout import kernels
+    from opasd.rollout.transformers import kernels
 
     if not isinstance(module, Linear) or type(module) not in (Linear, FusedLinear):
         return None

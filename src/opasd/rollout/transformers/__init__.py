@@ -1,0 +1,1 @@
+"""The training model as its own rollout engine, through transformers."""

@@ -1,0 +1,1 @@
+"""vLLM as rollout engine: in the training process, or on servers."""
