@@ -5,10 +5,11 @@ import json
 import pytest
 
 from opasd.errors import ConfigError
-from opasd.evaluation.profiles import PROFILES, profile
+from opasd.evaluation.profiles import PROFILES, requested_profile
 from opasd.evaluation.results import build, gather, table
 from opasd.evaluation.samples import Key, Outcome, Sample, SampleFile
 from opasd.evaluation.statistics import estimate, macro_average, paired_difference
+from opasd.recipes.evaluate import EvaluateConfig
 
 
 def outcomes(*problems: str) -> dict[str, list[Outcome]]:
@@ -106,13 +107,16 @@ def test_profiles_are_as_published():
 
 
 def test_profiles_of_one_s_own():
-    mine = profile("paper", {"budgets": (28_672, 16_384, 38_912), "samples": 4, "temperature": 0, "top_p": None})
+    changes = EvaluateConfig(budgets=(28_672, 16_384, 38_912), samples=4, temperature=0)
+    mine = requested_profile(changes, lab=False)
     assert mine.cuts == mine.budgets == (16_384, 28_672, 38_912)
     assert (mine.sampling.max_new_tokens, mine.samples, mine.sampling.temperature) == (38_912, 4, 0)
-    assert profile("paper", {}).cuts == (16_384,)
-    for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"samples": 0}, {"top_p": 2}):
+    assert requested_profile(EvaluateConfig(), lab=False) == PROFILES["paper"]
+    assert requested_profile(EvaluateConfig(), lab=True) == PROFILES["lab"]
+    assert requested_profile(EvaluateConfig(profile="opsd"), lab=True) == PROFILES["opsd"]
+    for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"budgets": (0, 20)}):
         with pytest.raises(ConfigError, match="profile paper: "):
-            profile("paper", wrong)
+            requested_profile(EvaluateConfig(**wrong), lab=False)
 
 
 def test_the_table_rounds_as_the_report_does():

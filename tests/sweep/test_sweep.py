@@ -18,7 +18,7 @@ from opasd.cli.train import TrainOptions
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import load, packaged
-from opasd.evaluation.profiles import profile
+from opasd.evaluation.profiles import PROFILES
 from opasd.recipes import load_recipe
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_yaml, write_yaml
@@ -606,7 +606,7 @@ def test_an_evaluation_of_a_run_by_hand_counts_if_it_is_what_the_sweep_would_ask
     place.check()
     targets = {"lab": {"model": "lab", "dtype": "auto", "adapter": "x", "run": f"/elsewhere/{run.name}"}}
     benchmarks = {"lab": load(packaged()["lab"], None, 3).describe()}
-    settings = {"profile": profile("lab", {}).model_dump(mode="json"), "engine": "transformers", "group": 128}
+    settings = {"profile": PROFILES["lab"].model_dump(mode="json"), "engine": "transformers", "group": 128}
     file = place.evaluation / "settings.json"
     file.write_text(json.dumps(settings | {"targets": targets, "benchmarks": benchmarks} | damage))
     if damage:

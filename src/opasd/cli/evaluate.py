@@ -118,9 +118,10 @@ def _parser() -> argparse.ArgumentParser:
 def _asked(options: argparse.Namespace) -> "Evaluation":
     """What the options come to; mistakes are told before anything is loaded."""
     from opasd.config import ModelConfig
-    from opasd.evaluation.benchmarks import find_benchmarks, load
-    from opasd.evaluation.profiles import ASKED, PAPER, profile
+    from opasd.evaluation.benchmarks import load, requested_benchmarks
+    from opasd.evaluation.profiles import requested_profile
     from opasd.evaluation.targets import LAB, resolve
+    from opasd.recipes.evaluate import EvaluateConfig
 
     if options.revision and not options.model:
         raise ConfigError("--revision is the commit of --model; give that too, as in base --model ORG/NAME")
@@ -131,9 +132,11 @@ def _asked(options: argparse.Namespace) -> "Evaluation":
         targets = [replace(t, model=t.model.model_copy(update={"dtype": options.dtype})) for t in targets]
     lab = all(target.model.name_or_path == LAB for target in targets)
     names = [name.strip() for name in ",".join(options.benchmarks).split(",") if name.strip()]
-    entries = find_benchmarks(names or ([LAB] if lab else list(PAPER)))
-    changes = {name: getattr(options, name) for name in ASKED}
-    chosen = profile(options.profile or ("lab" if lab else "paper"), changes)
+    given: dict[str, Any] = {name: getattr(options, name, None) for name in EvaluateConfig.model_fields}
+    given |= {"benchmarks": tuple(names), "server": (), "data_dir": None, "budgets": options.budgets or ()}
+    checked = EvaluateConfig.model_construct(**given)
+    entries = requested_benchmarks(checked, lab=lab)
+    chosen = requested_profile(checked, lab=lab)
     loaded = [load(entry, options.data_dir, options.problems) for entry in entries]
     for one in loaded:
         wanted = one.benchmark.problems

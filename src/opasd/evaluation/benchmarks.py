@@ -26,13 +26,17 @@ from opasd.data.sources import Origin, files_by_split, listing, rows_of
 from opasd.errors import ConfigError, DataError
 from opasd.grading.equality import choice, tidy
 from opasd.grading.verdict import AnswerKind
+from opasd.lab import LAB
 from opasd.prompts.wording import Wording
 from opasd.recipes.checking import explain
+from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import read_yaml
 
 PACKAGED = Path(__file__).with_name("benchmarks.yaml")
 DATA_DIR = "OPASD_DATA_DIR"
 """Environment variable with the folder of local copies."""
+PAPER = ("aime24", "aime25", "aime26", "hmmt25")
+"""Benchmarks of an evaluation that names none."""
 QUESTIONS, ANSWERS = ("problem", "question"), ("answer", "Answer")
 """Columns of a file that no entry describes."""
 _KINDS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
@@ -154,6 +158,11 @@ def read_entries(path: Path) -> dict[str, Benchmark]:
     if not entries:
         raise ConfigError(f"{path} has no entries; give one, such as `mine: {{source: mine.jsonl}}`")
     return entries
+
+
+def requested_benchmarks(options: EvaluateConfig, *, lab: bool) -> list[Benchmark]:
+    """Return the entries that the options name, or the default ones. `lab`: only the embedded model is evaluated."""
+    return find_benchmarks(list(options.benchmarks) or ([LAB] if lab else list(PAPER)))
 
 
 def find_benchmarks(names: list[str]) -> list[Benchmark]:

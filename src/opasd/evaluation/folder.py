@@ -9,7 +9,6 @@ refused once there are samples. Results of a target that is a run are copied to 
 """
 
 import glob
-import hashlib
 import json
 import os
 import re
@@ -18,32 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from opasd.errors import ConfigError
+from opasd.evaluation.comparability import GROWING, combined, conflicts, continues, digest, settings_of
 
 SETTINGS, SAMPLES, RESULTS = "settings.json", "samples.jsonl", "evaluation.json"
 PROBLEMS = "problems.jsonl"
-ADDED = ("targets", "benchmarks")
-"""What may be added to; each by its name."""
-_IDENTITY = {"targets": ("model", "dtype", "fingerprint"), "benchmarks": ("fingerprint",)}
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
 
 def default_name(settings: Mapping[str, Any]) -> str:
     """A readable name that differs when any setting does."""
-    names = "-".join("+".join(settings[part]) for part in ADDED)
-    return f"{_UNSAFE.sub('_', names)[:80].strip('.')}-{_digest(settings)}"
-
-
-def _digest(settings: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(_identity(settings), sort_keys=True).encode(), digest_size=4).hexdigest()
-
-
-def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes samples comparable: everything but where a benchmark or an adapter was read from."""
-    parts = {
-        part: {name: [about[key] for key in _IDENTITY[part]] for name, about in settings[part].items()}
-        for part in ADDED
-    }
-    return dict(settings) | parts
+    names = "-".join("+".join(settings[part]) for part in GROWING)
+    return f"{_UNSAFE.sub('_', names)[:80].strip('.')}-{digest(settings)}"
 
 
 def make(path: Path) -> None:
@@ -63,7 +47,12 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
             if missing := [name for name in settings if name not in there and name != "template_options"]:
                 raise ConfigError(f"{path / SETTINGS} is no evaluation's (no {missing[0]!r}); give a new --output")
             begun = (path / SAMPLES).exists() or (path / RESULTS).exists()
-            together = _together(path, there, settings) if begun else settings
+            if begun and (differing := conflicts(there, settings)):
+                raise ConfigError(
+                    f"{path} holds samples of other settings: {'; '.join(differing)}. Give the same ones or another "
+                    "--output"
+                )
+            together = combined(there, settings) if begun else settings
         elif others := [name for name in (SAMPLES, RESULTS, PROBLEMS) if (path / name).exists()]:
             raise ConfigError(f"{path} has {others[0]} but no {SETTINGS}; give a new --output")
         else:
@@ -77,26 +66,6 @@ def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path / SETTINGS} is damaged ({error}); give a new --output") from error
     return together
-
-
-def _together(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    here, mine = _identity(there), _identity(asked)
-    differing = [
-        f"{name} is {here.get(name)} there and {mine.get(name)} now"
-        for name in dict.fromkeys([*mine, *here])
-        if name not in ADDED and here.get(name) != mine.get(name)
-    ]
-    for part in ADDED:
-        differing += [
-            f"{part}: {name} is another one"
-            for name in mine[part]
-            if here[part].get(name, mine[part][name]) != mine[part][name]
-        ]
-    if differing:
-        raise ConfigError(
-            f"{path} holds samples of other settings: {'; '.join(differing)}. Give the same ones or another --output"
-        )
-    return there | {part: there[part] | asked[part] for part in ADDED}
 
 
 def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -121,24 +90,19 @@ def write_results(path: Path, evaluation: dict[str, Any]) -> None:
 
 def _copy(copies: Path, name: str, evaluation: Mapping[str, Any]) -> Path:
     """Where the copy belongs: over its own earlier one, never over that of another evaluation of this name."""
-    first, settings = copies / f"{name}.json", _settings(evaluation)
-    for there in (first, *sorted(copies.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 8}.json"))):
-        if not there.exists() or _continues(there, settings):
-            return there
-    return copies / f"{name}-{_digest(settings)}.json"
+    first, settings = copies / f"{name}.json", settings_of(evaluation)
+    for copy in (first, *sorted(copies.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 8}.json"))):
+        if not copy.exists() or _is_continued(copy, settings):
+            return copy
+    return copies / f"{name}-{digest(settings)}.json"
 
 
-def _continues(there: Path, settings: dict[str, Any]) -> bool:
-    """Whether the settings are those of the results that are there, or add to them."""
+def _is_continued(copy: Path, settings: dict[str, Any]) -> bool:
+    """Return whether the results in `copy` are of these settings, or of fewer targets and benchmarks."""
     try:
-        before = _settings(json.loads(there.read_text(encoding="utf-8")))
-        return _identity(_together(there, before, settings)) == _identity(settings)
-    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return continues(settings, settings_of(json.loads(copy.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(evaluation["settings"]) | {part: evaluation[part] for part in ADDED}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -16,13 +16,15 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from opasd.choices import Engine
 from opasd.config import ModelConfig, SamplingConfig
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
 from opasd.evaluation.answers import THINK, opens_thinking, readable
 from opasd.evaluation.benchmarks import LoadedBenchmark
-from opasd.evaluation.profiles import Profile
+from opasd.evaluation.comparability import GROWING
+from opasd.evaluation.profiles import ENGINE, GROUP, Profile
 from opasd.evaluation.results import SCHEMA, build, gather
 from opasd.evaluation.samples import Key, Sample, SampleFile
 from opasd.evaluation.targets import Target
@@ -79,8 +81,8 @@ class Evaluation:
     targets: Sequence[Target]
     benchmarks: Sequence[LoadedBenchmark]
     profile: Profile
-    engine: str = "transformers"
-    group: int = 128
+    engine: Engine = ENGINE
+    group: int = GROUP
     template_options: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Further variables of the chat template."""
 
@@ -282,7 +284,7 @@ def _finish(
         "schema": SCHEMA,
         "name": path.name,
         "opasd": metadata.version("opasd"),
-        "settings": {name: value for name, value in settings.items() if name not in folders.ADDED},
+        "settings": {name: value for name, value in settings.items() if name not in GROWING},
         "targets": settings["targets"],
         "benchmarks": settings["benchmarks"],
         **build({place: found[place] for place in ordered}),

@@ -1,17 +1,19 @@
 """How benchmarks are sampled: by name as published, or with settings of one's own."""
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from opasd.choices import Engine
 from opasd.config import SamplingConfig, Section
 from opasd.errors import ConfigError
 from opasd.recipes.checking import explain
+from opasd.recipes.evaluate import EvaluateConfig
 
-PAPER = ("aime24", "aime25", "aime26", "hmmt25")
-"""The benchmarks that are asked where none are named."""
-ASKED = ("samples", "seed", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "budgets", "thinking")
-"""What a command may change about a profile."""
+ENGINE: Engine = "transformers"
+"""Engine that samples where none is named."""
+GROUP = 128
+"""Samples drawn side by side where no number is given."""
 
 
 class Profile(Section):
@@ -62,16 +64,19 @@ PROFILES = {
 """`paper`: the paper's evaluation. `opsd`: that of OPSD's own code. `lab`: the embedded model's validation."""
 
 
-def profile(name: str, changes: dict[str, Any]) -> Profile:
-    """A profile by name, with the fields of `changes` (of it and of its sampling) that are not None."""
-    base = PROFILES[name]
-    given = {key: value for key, value in changes.items() if value is not None}
-    budgets = given.get("budgets") or ()
-    if budgets and "max_new_tokens" not in given:
-        given["max_new_tokens"] = max(budgets)
-    sampling = base.sampling.model_dump() | {k: v for k, v in given.items() if k in SamplingConfig.model_fields}
-    own = {key: value for key, value in given.items() if key in Profile.model_fields}
+def requested_profile(options: EvaluateConfig, *, lab: bool) -> Profile:
+    """Return the profile that the options name, or the default one, with the changes that they ask for.
+
+    `lab`: only the embedded model is evaluated.
+    """
+    name = options.profile or ("lab" if lab else "paper")
+    changes = options.model_dump(exclude={"profile"}, exclude_none=True)
+    if options.budgets:
+        changes.setdefault("max_new_tokens", max(options.budgets))
+    values = PROFILES[name].model_dump()
+    values |= {field: value for field, value in changes.items() if field in Profile.model_fields}
+    values["sampling"] |= {field: value for field, value in changes.items() if field in SamplingConfig.model_fields}
     try:
-        return Profile.model_validate(base.model_dump() | own | {"sampling": sampling})
+        return Profile.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"profile {name}: {'; '.join(explain(error, Profile))}") from None

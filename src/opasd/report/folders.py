@@ -20,9 +20,10 @@ from opasd.analysis.curves import Point, curve, number, validation_curves
 from opasd.analysis.markers import MARKERS, Counted, count_markers
 from opasd.analysis.spending import Spending, spending
 from opasd.errors import ConfigError, OpasdError
+from opasd.evaluation.comparability import Conditions
 from opasd.recipes.reading import read_yaml
 from opasd.report.files import MAX_NAMED, json_object, json_rows, left_out
-from opasd.report.joining import how_asked, joined
+from opasd.report.joining import joined
 from opasd.report.viewer import is_record
 from opasd.run.folder import RunFolder
 
@@ -96,8 +97,8 @@ class Run:
     """Of evaluations."""
     evaluation: Path | None = None
     """The evaluation's folder, or else its copy without the ending; the first of several."""
-    how: dict[str, Any] = field(default_factory=dict)
-    """What was evaluated and what decided the answers, as far as it is on record."""
+    conditions: Conditions = field(default_factory=Conditions)
+    """How it was evaluated, as far as that is on record."""
     others: list["Run"] = field(default_factory=list)
     """A run's own copies of evaluations that are not comparable with its results: rows of their own."""
     origin: str = ""
@@ -211,9 +212,8 @@ def read_run(path: Path) -> Run:
             which = f"which of {', '.join(runs)} is this run is not known" if runs else "it names no run"
             run.notes.append(f"evaluations/{copy.name}: {which}: one evaluation is left out")
         for target in own:
-            one = Run(
-                run.name, path, "evaluated", evaluation=copy.with_suffix(""), how=how_asked(whole, targets[target])
-            )
+            conditions = Conditions.recorded(whole, targets[target])
+            one = Run(run.name, path, "evaluated", evaluation=copy.with_suffix(""), conditions=conditions)
             one.origin = str(targets[target]["run"])
             one.results = _results(whole, target, run, copy.name)
             if not one.results:
@@ -235,7 +235,7 @@ def read_evaluation(path: Path) -> list[Run]:
         folder = Path(str(about["run"])) if about.get("run") else path
         models[name] = Run(name, folder, "evaluated", origin=str(about.get("run") or about.get("adapter") or ""))
         models[name].results = _results(evaluation, name, whole, "evaluation.json")
-        models[name].evaluation, models[name].how = path, how_asked(record, about)
+        models[name].evaluation, models[name].conditions = path, Conditions.recorded(record, about)
         models[name].beside = path.resolve().parent / path.resolve().stem
     asked = {
         (str(row.get("benchmark")), str(row.get("problem"))): row

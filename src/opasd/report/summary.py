@@ -11,7 +11,6 @@ from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.statistics import Estimate, estimate, paired_difference
 from opasd.report.figures import Figure, Series, telling_measures
 from opasd.report.folders import Result, Run, Sample
-from opasd.report.joining import asked_otherwise
 from opasd.report.numbers import duration, percent, short, size
 from opasd.report.tables import Cell, Table
 from opasd.rounding import MINUS, fixed, per_cent
@@ -38,7 +37,7 @@ def results(runs: Sequence[Run]) -> Table:
         found = [estimate(list(one.values())) if one else None for one in scores[name]]
         columns.append((f"{name}, %", list(map(_estimate, found))))
         if sum(one is not None for one in scores[name]) > 1:
-            otherwise = _asked_otherwise(runs, scores[name], name)
+            otherwise = _asked_differently(runs, scores[name], name)
             columns.append((f"{name} against first", _differences(scores[name], otherwise)))
             apart += _not_compared(runs, otherwise, name)
     for name, measure in _validated(runs):
@@ -66,8 +65,9 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
     for place, run in enumerate(runs):
         for result in run.results:
             asked = (result.benchmark, result.budget, result.samples)
-            first = next((runs[many[0][0]].how for key, many in by_heading.items() if key[:3] == asked), run.how)
-            otherwise = asked_otherwise(run.how, first, result.benchmark, counts=False)
+            before = [runs[many[0][0]] for key, many in by_heading.items() if key[:3] == asked]
+            first = before[0] if before else run
+            otherwise = run.conditions.differences_from(first.conditions, result.benchmark, counts=False)
             by_heading[*asked, ", ".join(["", *otherwise])].append((place, result))
     if not by_heading:
         return None
@@ -276,11 +276,11 @@ def _per_problem(samples: Sequence[Sample]) -> dict[str, float]:
     return {problem: sum(found) / len(found) for problem, found in verdicts.items()}
 
 
-def _asked_otherwise(runs: Sequence[Run], scores: Sequence[dict[str, float] | None], name: str) -> dict[int, str]:
+def _asked_differently(runs: Sequence[Run], scores: Sequence[dict[str, float] | None], name: str) -> dict[int, str]:
     """The places of runs that cannot be compared with the first that answered, and what of the asking differs."""
     answered = [place for place, one in enumerate(scores) if one is not None]
-    first = runs[answered[0]].how
-    told = {place: ", ".join(asked_otherwise(runs[place].how, first, name)) for place in answered}
+    first = runs[answered[0]].conditions
+    told = {place: ", ".join(runs[place].conditions.differences_from(first, name)) for place in answered}
     return {place: text for place, text in told.items() if text}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from opasd.analysis.curves import curve, number
 from opasd.analysis.seeds import Summary, summarise
+from opasd.evaluation.comparability import sampling_key
 from opasd.evaluation.statistics import Estimate, macro_average
 from opasd.report.summary import LAST, summary_table
 from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
@@ -170,9 +171,8 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
 
 def _asked(row: Row) -> str:
     """Which model, and how its answers were drawn: what a run and its base must have in common."""
-    run, asked = row.run, row.run.asked()
-    drawn = asked and (asked.sampling.model_dump(exclude={"max_new_tokens"}), asked.thinking)
-    return repr((run.model, row.budget, drawn, sorted(run.config.prompts.template_options.items())))
+    drawn = sampling_key(row.run.asked(), row.run.config.prompts.template_options)
+    return repr((row.run.model, row.budget, drawn))
 
 
 def _without_seed(run: Planned) -> str:

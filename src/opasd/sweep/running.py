@@ -65,20 +65,23 @@ class Place:
             return True
         if noted := self.state().get("evaluate"):
             return noted.get("code") == 0 and "results" in self.results()
-        return self._asked_otherwise() == []
+        return self._differing_settings() == []
 
     def results(self) -> dict[str, Any]:
         """What the evaluation wrote; nothing where it cannot be read."""
         return _read_json(self.evaluation / "evaluation.json")
 
-    def _asked_otherwise(self) -> list[str] | None:
-        """What an evaluation that is whole was asked otherwise than the sweep would; None where there is none."""
+    def _differing_settings(self) -> list[str] | None:
+        """Name the settings that a whole evaluation does not share with the sweep; None where there is none."""
         settings, results = _read_json(self.evaluation / "settings.json"), self.results().get("results")
-        if not settings or not isinstance(results, list) or not results:
+        if not settings or not isinstance(results, list) or not results or self.run.evaluate is None:
             return None
-        from opasd.sweep.asked import asked_otherwise
+        from opasd.evaluation.comparability import differences_from_request
 
-        return asked_otherwise(self.run, self.path, settings)
+        config, path = self.run.config, None if self.run.evaluate_only else self.path
+        return differences_from_request(
+            settings, self.run.evaluate, config.model, config.prompts.template_options, path
+        )
 
     def next(self) -> Stage | None:
         """What is to be done; None when all is."""
@@ -178,7 +181,7 @@ class Place:
         if self.run.evaluate is None or not self.evaluation.exists():
             return
         noted, told = self.state().get("evaluate"), ""
-        if noted is None and (changed := self._asked_otherwise()):
+        if noted is None and (changed := self._differing_settings()):
             told = f" ({', '.join(changed)})"
         if told or (noted and noted.get("settings", self._settings("evaluate")) != self._settings("evaluate")):
             raise ConfigError(

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from opasd.config import RunConfig, Section
 from opasd.errors import ConfigError
-from opasd.evaluation.profiles import ASKED, Profile, profile
+from opasd.evaluation.profiles import Profile, requested_profile
 from opasd.evaluation.targets import LAB
 from opasd.recipes import Recipe, laid_over, load_recipe, merged, recipe_names
 from opasd.recipes.checking import explain, to_config
@@ -123,10 +123,7 @@ class Planned:
 
     def asked(self) -> Profile | None:
         """How its model is asked; None: not at all."""
-        if self.evaluate is None:
-            return None
-        name = self.evaluate.profile or ("lab" if self.model == LAB else "paper")
-        return profile(name, {field: getattr(self.evaluate, field) for field in ASKED})
+        return None if self.evaluate is None else requested_profile(self.evaluate, lab=self.model == LAB)
 
     def untrained(self) -> list[str]:
         """The model as it is, as `opasd evaluate` is given it."""
