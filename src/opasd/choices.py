@@ -1,4 +1,7 @@
-"""The words a configuration chooses between, each defined once, and checks for calls without one. Nothing heavy."""
+"""The words that a configuration chooses between, and checks of arguments for calls without a configuration.
+
+Imports no torch. The losses import this module and not the configuration.
+"""
 
 import math
 import reprlib
@@ -8,32 +11,34 @@ from typing import Any, Literal, get_args
 from opasd.errors import ConfigError
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
-"""How two distributions are compared, teacher first: KL(T‖S), KL(S‖T), or the generalised JSD."""
+"""Comparison of two distributions, teacher first: KL(T‖S), KL(S‖T), or the generalised JSD."""
 
 Clip = Literal["none", "pointwise", "per_token"]
-"""`per_token`: min(D_t, c). `pointwise`: each vocabulary entry's contribution is at most c, before the sum."""
+"""`per_token`: min(D_t, c). `pointwise`: each vocabulary entry contributes at most c to the sum."""
 
 Handling = Literal["project", "redistribute", "shuffle"]
-"""What becomes of the teacher's attention on the solution: dropped and renormalised, given to the shared
-prompt positions in proportion to the teacher's attention there, or the same shares randomly permuted."""
+"""Treatment of the teacher's attention on the solution. `project` drops it and renormalises the rest. `redistribute`
+gives it to the shared prompt positions in proportion to the teacher's attention there. `shuffle` permutes those shares
+randomly."""
 
 Support = Literal["context", "problem", "response"]
-"""Which shared positions are compared: all that both see, the problem's tokens, or the response so far."""
+"""Shared positions that are compared: all that both roles see, the problem's tokens, or the response so far."""
 
 Query = Literal["predicting", "generated"]
-"""Whose attention row belongs to step t: the position that predicts the token, or the token's own."""
+"""Attention row of step t: that of the position that predicts the token, or that of the token itself."""
 
 Impl = Literal["auto", "fused", "chunked", "reference"]
-"""`reference` is the definition in plain PyTorch; `chunked` is exact and never holds the whole matrix."""
+"""`reference` is the definition in plain PyTorch; `chunked` is exact and holds a part of the matrix at a time; `fused`
+is a GPU kernel; `auto` takes the fastest that works."""
 
-Layout = Literal["auto", "packed", "padded"]
-"""How rollouts share a forward."""
+LayoutChoice = Literal["auto", "packed", "padded"]
+"""How rollouts share a forward pass."""
 
-BadRow = Literal["stop", "skip"]
-"""What to do with a row that cannot be used."""
+StopOrSkip = Literal["stop", "skip"]
+"""What to do with a row that cannot be used, or with a step whose loss is NaN or infinite."""
 
 CutPolicy = Literal["tail", "head", "middle", "skip"]
-"""Which part of a solution that does not fit is cut away; `skip` gives the row up instead."""
+"""Part of a too long solution that is cut away; `skip` skips the row instead."""
 
 Imitation = Literal["neutralise", "refuse"]
 """What to do with text that imitates the chat template's control tokens."""
@@ -41,19 +46,16 @@ Imitation = Literal["neutralise", "refuse"]
 Role = Literal["student", "teacher"]
 
 TeacherUpdate = Literal["frozen", "ema", "live", "snapshot"]
-"""Whose weights judge: the initial ones, a moving average of the student's, the student's own, or copies of them."""
+"""The teacher's weights: the initial ones, a moving average of the student's, the student's own, or copies of them."""
 
 Engine = Literal["transformers", "vllm", "vllm_server"]
-"""What samples rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
+"""The sampler of rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
 
 Adaptation = Literal["lora", "full", "qlora"]
 """What is trained: adapters, all weights, or adapters on a 4-bit base."""
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 """Number format of the model's weights; `auto` is the checkpoint's own on a GPU and float32 on a CPU."""
-
-NonFinite = Literal["stop", "skip"]
-"""What to do with a step whose loss is NaN or infinite."""
 
 Schedule = Literal[
     "constant",
@@ -67,13 +69,14 @@ Schedule = Literal[
     "inverse_sqrt",
     "warmup_stable_decay",
 ]
-"""transformers' schedules of the learning rate that need nothing but the step."""
+"""transformers' schedules of the learning rate that depend on the step alone."""
+
 FinishReason = Literal["stop", "length", "error"]
-"""A declared stop token, `max_new_tokens`, or logits from which nothing can be drawn: NaN or infinite."""
+"""Why sampling ended: a stop token, `max_new_tokens`, or NaN or infinite logits."""
 
 
 def check_choice(name: str, value: object, words: Any) -> None:
-    """Refuse a value that is not one of the words, a Literal."""
+    """Refuse a value that is not one of the words of a Literal."""
     if value not in get_args(words):
         raise ConfigError(f"{name}: got {reprlib.repr(value)}; use one of {', '.join(get_args(words))}")
 
@@ -81,7 +84,7 @@ def check_choice(name: str, value: object, words: Any) -> None:
 def check_positive(
     name: str, value: Any, *, below: float = math.inf, whole: bool = False, optional: bool = False
 ) -> None:
-    """Refuse what is not a finite number above 0 and below `below`; `optional` may be None."""
+    """Refuse a value that is not a finite number above 0 and below `below`; None is allowed if `optional`."""
     kind: Any = Integral if whole else Real
     if not (isinstance(value, kind) and 0 < value < below) and not (optional and value is None):
         wanted = f"a {'whole ' if whole else ''}number above 0"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opasd.choices import BadRow, check_choice
+from opasd.choices import StopOrSkip, check_choice
 from opasd.config import ColumnConfig, DataConfig
 from opasd.data.made import TASKS, Split, make_problems, own_split
 from opasd.data.problems import DataReport, Problem, ProblemSet, load_problems
@@ -19,17 +19,17 @@ Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
 class RunSet(ProblemSet):
     """Problems, and what to do about one that no prompt can be made of."""
 
-    on_bad_row: BadRow = "stop"
+    on_bad_row: StopOrSkip = "stop"
 
 
-def as_set(dataset: Problems, on_bad_row: BadRow = "stop", *, solutions: bool) -> RunSet:
+def as_set(dataset: Problems, on_bad_row: StopOrSkip = "stop", *, solutions: bool) -> RunSet:
     """Rows checked and mapped with the defaults, `solutions` if needed; of sets and problems with an id, all that pass.
 
     A run's own set stays as it is.
     """
     if isinstance(dataset, RunSet):
         return dataset
-    check_choice("on_bad_row", on_bad_row, BadRow)
+    check_choice("on_bad_row", on_bad_row, StopOrSkip)
     rows = list(dataset)
     if not rows:
         return RunSet((), DataReport("memory"), on_bad_row)

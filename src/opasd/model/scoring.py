@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
-from opasd.choices import Layout as WantedLayout
-from opasd.choices import Query, Role
+from opasd.choices import LayoutChoice, Query, Role
 from opasd.device import send, short_of_memory
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.inputs import LayerAttention, LayerBatch
@@ -262,7 +261,7 @@ class Scorer:
         return None
 
 
-def choose_layout(scorer: Scorer, wanted: WantedLayout, *, device: torch.device, half: bool) -> Layout:
+def choose_layout(scorer: Scorer, wanted: LayoutChoice, *, device: torch.device, half: bool) -> Layout:
     """How rollouts share a forward under the setting `layout`; the log says why they are not packed.
 
     `half`: the model computes in a format of 16 bits."""

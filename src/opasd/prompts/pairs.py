@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, overload
 
-from opasd.choices import BadRow, CutPolicy, Role
+from opasd.choices import CutPolicy, Role, StopOrSkip
 from opasd.config import PromptConfig
 from opasd.data.problems import Problem
 from opasd.errors import AlignmentError, ConfigError, PromptError
@@ -162,7 +162,9 @@ class PromptBuilder:
         _check_question(pair, (student, teacher), spans)
         return pair
 
-    def pairs(self, problems: Iterable[Problem], *, on_bad_row: BadRow = "stop") -> tuple[PromptPairs, PromptReport]:
+    def pairs(
+        self, problems: Iterable[Problem], *, on_bad_row: StopOrSkip = "stop"
+    ) -> tuple[PromptPairs, PromptReport]:
         """The pairs of all usable problems, in order, and a count of what happened to the rows."""
         pairs, report = PromptPairs(), PromptReport()
         waiting = iter(problems)

@@ -40,7 +40,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.analysis.leaks import leak_pattern
-from opasd.choices import BadRow
+from opasd.choices import StopOrSkip
 from opasd.config import OPASDConfig
 from opasd.data.sets import Problems, RunSet, as_set, digest
 from opasd.errors import ConfigError, NonFiniteError
@@ -86,7 +86,7 @@ class OPASDTrainer(Trainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         engine: Sampler | None = None,
-        on_bad_row: BadRow = "stop",
+        on_bad_row: StopOrSkip = "stop",
         **kwargs: Any,
     ) -> None:
         if train_dataset is None:

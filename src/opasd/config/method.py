@@ -1,0 +1,208 @@
+"""The method: prompts, sampling, teacher and validation, and the objective."""
+
+import string
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from opasd.choices import CutPolicy, Engine, Imitation, LayoutChoice, Precision, StopOrSkip, TeacherUpdate
+from opasd.config.objective import ObjectiveConfig, Section
+
+
+class PromptConfig(Section):
+    """The wording of the two roles. A context is the model's own chat template around one user message."""
+
+    student: str = "Problem: {question}\n\n{instruction}"
+    """The student's message. Fields: {question}, {instruction}."""
+    teacher: str = "Problem: {question}\n\n{reference}{instruction}"
+    """The teacher's message. Fields: {question}, {reference}, {instruction}."""
+    reference: str = (
+        "Here is a reference solution to this problem:\n"
+        "=== Reference Solution Begin ===\n{solution}\n=== Reference Solution End ===\n\n"
+        "Read the reference solution until every step of it is clear to you, without copying its wording. "
+        "Then work the problem out again by reasoning of your own, up to the same final answer.\n"
+    )
+    """The block that only the teacher sees: markers, {solution} and the transition to its own reasoning. Fields:
+    {solution}, {answer} or both."""
+    instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
+    """The instruction at the end of both messages. Braces in it are plain text."""
+    system: str | None = None
+    """System prompt of both roles. Unset: the chat template's default."""
+    student_thinking: bool = False
+    """Thinking mode of the student's context, if the chat template has a switch for it."""
+    teacher_thinking: bool = True
+    """Thinking mode of the teacher's context, if the chat template has a switch for it."""
+    template_options: dict[str, str | int | bool] = Field(default={})
+    """More variables for the chat template of both roles, such as `date_string` for Llama 3."""
+    max_student_tokens: int = Field(default=2048, gt=0)
+    """Longest student context before the rollout. A longer problem is not cut: its row is bad."""
+    max_teacher_tokens: int = Field(default=16_384, gt=0)
+    """Longest teacher context before the rollout. Only the solution is cut to fit."""
+    cut_solution: CutPolicy = "tail"
+    """Part of a too long solution that is cut away (`tail`, `head` or `middle`), or `skip` the row."""
+    imitation: Imitation = "neutralise"
+    """Chat template control tokens inside a problem or solution: make them plain text, or refuse the row."""
+
+    def reference_fields(self) -> frozenset[str]:
+        """Return which of {solution} and {answer} the reference shows; {solution} if it is no valid format string."""
+        try:
+            fields = {name for _, name, _, _ in string.Formatter().parse(self.reference)}
+        except ValueError:
+            fields = set()
+        return frozenset({"solution", "answer"} & fields) or frozenset({"solution"})
+
+
+class SamplingConfig(Section):
+    """How tokens are sampled."""
+
+    temperature: float = Field(default=1.1, ge=0, allow_inf_nan=False)
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    """Keep the likeliest tokens that together have this probability."""
+    top_k: int = Field(default=20, ge=0)
+    """Keep this many of the likeliest tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Drop tokens less likely than this share of the likeliest token's probability."""
+    max_new_tokens: int = Field(default=8192, gt=0)
+    """Longest completion."""
+
+
+class VLLMConfig(Section):
+    """vLLM in the training process, on the training device."""
+
+    memory_share: float = Field(default=0.3, gt=0, le=1)
+    """Share of the device's memory for vLLM's weights and cache; on a CPU, of the machine's memory."""
+    cache_bytes: int | None = Field(default=None, gt=0)
+    """Size of the cache in bytes. Unset: the memory share minus the weights."""
+    sleep: bool = True
+    """Free the memory between rollouts if the device can: weights move to the host, the cache is dropped."""
+    dtype: Precision = "auto"
+    """Number format of vLLM's weights; `auto` is the training model's."""
+    eager: bool = False
+    """Run without CUDA graphs: starts sooner, samples more slowly."""
+
+
+class ServersConfig(Section):
+    """vLLM servers, on this or other machines; each is used by one run at a time."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses such as http://localhost:8000."""
+    adapter_dir: str | None = None
+    """Folder for the student's adapters that this process and all servers see under the same path. Unset: memory of
+    this machine, which suits servers on this machine."""
+    timeout: float = Field(default=1800, gt=0, allow_inf_nan=False)
+    """Seconds to wait for a completion."""
+    probe_timeout: float = Field(default=30, gt=0, allow_inf_nan=False)
+    """Seconds to wait for a connection, a sign of life, or an adapter to be loaded."""
+    retries: int = Field(default=5, ge=0)
+    """How often a failed completion, or a server that does not answer, is tried again."""
+    backoff: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Seconds before a failed server is tried again; doubled each time."""
+    max_backoff: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Longest pause between two tries."""
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"got {url!r}; give addresses such as http://localhost:8000")
+            if parts.username is not None or parts.password is not None:
+                raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
+        if len({url.rstrip("/") for url in urls}) < len(urls):
+            raise ValueError("got the same address twice; give each server once")
+        return urls
+
+
+class DriftConfig(Section):
+    """A check that vLLM uses the student's weights: both must give sampled tokens the same log-probabilities."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between checks, starting with the first step; 0 never checks."""
+    rollouts: int = Field(default=4, gt=0)
+    """Number of rollouts to compare."""
+    tokens: int = Field(default=64, gt=0)
+    """Number of first tokens of each rollout to compare."""
+    tolerance: float | None = Field(default=None, gt=0)
+    """Stop when the mean difference is larger. Unset: 0.001 in float32, 0.05 in 16-bit formats."""
+
+
+class RolloutConfig(SamplingConfig):
+    """How the student samples its trajectories."""
+
+    engine: Engine = "transformers"
+    """Engine that samples."""
+    max_model_len: int | None = Field(default=None, gt=1)
+    """Longest sequence of a vLLM engine. Unset: the longest prompt plus completion, within the model's context."""
+    vllm: VLLMConfig = VLLMConfig()
+    """Settings of `engine: vllm`."""
+    servers: ServersConfig = ServersConfig()
+    """Settings of `engine: vllm_server`."""
+    drift: DriftConfig = DriftConfig()
+    """Check of a vLLM engine's weights."""
+    rollouts_per_problem: int = Field(default=1, gt=0)
+    """Trajectories for each problem of a batch."""
+    max_batch: int = Field(default=256, gt=0)
+    """Sequences generated side by side."""
+
+    @model_validator(mode="after")
+    def _servers_are_named(self) -> Self:
+        if self.engine == "vllm_server" and not self.servers.urls:
+            raise ValueError("engine: vllm_server needs servers.urls, such as [http://localhost:8000]")
+        return self
+
+
+class TeacherConfig(Section):
+    """Whose weights judge the student's trajectories."""
+
+    update: TeacherUpdate = "frozen"
+    """Initial weights (`frozen`), the student's moving average (`ema`), its own weights (`live`), or `snapshot`s."""
+    ema_decay: float = Field(default=0.99, ge=0, lt=1)
+    """Share of the old average that each step keeps, for `update: ema`."""
+    snapshot_every: int = Field(default=50, gt=0)
+    """Steps between copies of the student's weights, for `update: snapshot`."""
+
+
+class ValidationConfig(Section):
+    """Held-out problems that the model answers during training."""
+
+    every: int = Field(default=25, ge=0)
+    """Steps between validations; 0 never validates."""
+    at_start: bool = False
+    """Validate before the first step too."""
+    samples: int = Field(default=1, gt=0)
+    """Answers per problem: the k of Avg@k."""
+    thinking: bool | None = None
+    """Thinking mode of the questions. Unset: the student's own."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.6)
+    """Sampling of the answers."""
+    seed: int = 0
+    """Seed of the answers, the same at every validation."""
+
+
+class OPASDConfig(Section):
+    """The method: what `OPASDTrainer` needs beyond `TrainingArguments`."""
+
+    prompts: PromptConfig = PromptConfig()
+    """Wording of the two roles."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Sampling of trajectories."""
+    teacher: TeacherConfig = TeacherConfig()
+    """Whose weights judge."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is learned."""
+    validation: ValidationConfig = ValidationConfig()
+    """Validation during training."""
+    layout: LayoutChoice = "auto"
+    """How rollouts share a forward pass: joined in one row (`packed`) or `padded` to one length. `auto` packs on a GPU
+    if the model allows it."""
+    tokens_per_microbatch: int = Field(default=32_768, gt=0)
+    """Most tokens of a forward pass, counted in the teacher's contexts; bounds memory."""
+    save_samples_every: int = Field(default=10, ge=0)
+    """Steps between records of sampled completions; 0 records none."""
+    saved_samples: int = Field(default=8, gt=0)
+    """Number of completions to record of such a step."""
+    on_non_finite: StopOrSkip = "stop"
+    """A NaN or infinite loss: save the rollouts that caused it and stop, or skip and count the step."""
