@@ -127,7 +127,7 @@ def test_tokens_of_a_span_are_those_that_share_a_character_with_it(
         (min(start, offsets[n - 1][1] if n else 0), max(end, offsets[n + 1][0] if n + 1 < len(offsets) else 12))
         for n, (start, end) in enumerate(offsets)
     ]
-    encoded = Encoded("x" * 12, (0,) * len(offsets), tuple(offsets), (0, 12), 0)
+    encoded = Encoded("x" * 12, message=(0, 12), origin=0, ids=(0,) * len(offsets), offsets=tuple(offsets))
     for found, places in ((encoded.tokens(span), offsets), (encoded.tokens_touching(span), stretched)):
         hits = [n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0]]
         assert found == (range(hits[0], hits[-1] + 1) if hits else range(0))

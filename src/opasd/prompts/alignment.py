@@ -1,13 +1,13 @@
-"""Which positions both contexts share, and which are the solution's alone (Section 3.2, the support mismatch).
+"""Find the positions that both contexts share and those of the solution (Section 3.2, the support mismatch).
 
 The student reads `prompt_S + ŷ`, the teacher `prompt_T + ŷ`, and the teacher's prompt has a reference block:
 
     question      its tokens correspond one by one
-    surroundings  before and after the question, the block left out: an order-preserving common subsequence
-    response      token t stands at len(prompt_S) + t and len(prompt_T) + t
-    solution      the block's tokens; never shared, whatever they say
+    surroundings  before and after the question, without the block: an order-preserving common subsequence
+    response      token t is at len(prompt_S) + t and len(prompt_T) + t
+    solution      the block's tokens; never shared, whatever their text
 
-What only one context has (an empty think block) is shared with nothing. A query sees the keys up to its own position.
+Tokens that only one context has (an empty think block) have no counterpart. A query sees the keys up to its position.
 
 Shapes: T tokens of the response, J shared positions, P solution positions.
 """
@@ -35,7 +35,7 @@ class Alignment:
     """The positions of one rollout in its two contexts; index tensors of type long, increasing."""
 
     student_shared: Tensor
-    """[J] Shared positions that count, in the student's sequence."""
+    """[J] Shared positions to compare, in the student's sequence."""
     teacher_shared: Tensor
     """[J] The same positions in the teacher's sequence."""
     in_prompt: Tensor
@@ -43,17 +43,17 @@ class Alignment:
     solution: Tensor
     """[P] The reference block in the teacher's sequence."""
     student_only: Tensor
-    """Student positions without a counterpart, whatever the support."""
+    """Student positions without a counterpart, for any support."""
     teacher_only: Tensor
-    """Teacher positions without a counterpart and outside the solution, whatever the support."""
+    """Teacher positions without a counterpart and outside the solution, for any support."""
     student_query: Tensor
-    """[T] The position whose attention belongs to step t; it sees the positions up to itself."""
+    """[T] The position of step t's attention row; it sees the positions up to itself."""
     teacher_query: Tensor
     """[T] The same in the teacher's sequence."""
     student_length: int
-    """Tokens of the student's prompt and the response together."""
+    """Number of tokens of the student's prompt and the response together."""
     teacher_length: int
-    """Tokens of the teacher's prompt and the response together."""
+    """Number of tokens of the teacher's prompt and the response together."""
 
     @property
     def num_tokens(self) -> int:
@@ -61,32 +61,33 @@ class Alignment:
         return len(self.student_query)
 
     def visible(self) -> Tensor:
-        """[T] How many shared positions, from the first on, a step's two queries can see."""
+        """Return [T], the number of shared positions, from the first on, that the two queries of a step see."""
         return torch.searchsorted(self.student_shared, self.student_query, right=True)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same alignment with its tensors on `device`."""
+        """Return the same alignment with its tensors on `device`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
 
 def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", query: Query = "predicting") -> Alignment:
-    """The alignment of a response of `num_tokens` tokens to the problem of `pair`.
+    """Return the alignment of a response of `num_tokens` tokens to the problem of `pair`.
 
-    query_t = len(prompt) − 1 + t for `predicting`, len(prompt) + t for `generated`, t = 0 … T − 1."""
+    query_t = len(prompt) − 1 + t for `predicting`, len(prompt) + t for `generated`, t = 0 … T − 1.
+    """
     check_choice("support", support, Support)
     check_choice("query", query, Query)
     student_prompt, teacher_prompt = len(pair.student_ids), len(pair.teacher_ids)
     student_length, teacher_length = student_prompt + num_tokens, teacher_prompt + num_tokens
     question = list(zip(pair.student_question, pair.teacher_question, strict=False))
     prompt = _match_prompts(pair, question)
-    counted = _positions({"context": prompt, "problem": question, "response": []}[support])
+    compared = _positions({"context": prompt, "problem": question, "response": []}[support])
     response = torch.arange(0 if support == "problem" else num_tokens)
     lag = 1 if query == "predicting" else 0
     return Alignment(
-        student_shared=torch.cat([counted[0], student_prompt + response]),
-        teacher_shared=torch.cat([counted[1], teacher_prompt + response]),
-        in_prompt=torch.arange(counted.shape[1] + len(response)) < counted.shape[1],
+        student_shared=torch.cat([compared[0], student_prompt + response]),
+        teacher_shared=torch.cat([compared[1], teacher_prompt + response]),
+        in_prompt=torch.arange(compared.shape[1] + len(response)) < compared.shape[1],
         solution=torch.arange(pair.reference.start, pair.reference.stop),
         student_only=_missing(student_prompt, [student for student, _ in prompt]),
         teacher_only=_missing(teacher_prompt, [teacher for _, teacher in prompt], pair.reference),
@@ -98,7 +99,7 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
 
 
 def _match_prompts(pair: PromptPair, question: Matches) -> Matches:
-    """All shared positions of the two prompts."""
+    """Return all shared positions of the two prompts."""
     students, teachers = pair.student_question, pair.teacher_question
     outside = [*range(pair.reference.start), *range(pair.reference.stop, len(pair.teacher_ids))]
     before = _common(pair, range(students.start), outside[: bisect_left(outside, teachers.start)])
@@ -109,12 +110,12 @@ def _match_prompts(pair: PromptPair, question: Matches) -> Matches:
 
 
 def _common(pair: PromptPair, students: Sequence[int], teachers: Sequence[int]) -> Matches:
-    """Positions of a common subsequence: the common beginning, then the longest common runs of what is left."""
+    """Return the positions of a common subsequence: the common beginning, then the longest common runs of the rest."""
     student_ids = [pair.student_ids[position] for position in students]
     teacher_ids = [pair.teacher_ids[position] for position in teachers]
     different = (i for i, (a, b) in enumerate(zip(student_ids, teacher_ids, strict=False)) if a != b)
     head = next(different, min(len(students), len(teachers)))
-    # No common end before the runs: after an empty think block it would take the wrong one of two line breaks.
+    # A common end is not matched first: after an empty think block it would match the wrong one of two line breaks.
     runs = SequenceMatcher(None, student_ids[head:], teacher_ids[head:], autojunk=False).get_matching_blocks()
     matches = [(i, i) for i in range(head)]
     matches += [(head + s + i, head + t + i) for s, t, size in runs for i in range(size)]
@@ -122,7 +123,7 @@ def _common(pair: PromptPair, students: Sequence[int], teachers: Sequence[int]) 
 
 
 def _check(pair: PromptPair, matches: Matches) -> None:
-    """What every caller relies on, whoever built the pair."""
+    """Check what every caller relies on: a pair may have been built by hand."""
     if len(pair.student_question) != len(pair.teacher_question):
         raise AlignmentError(
             f"problem {pair.problem.id!r}: the question has {len(pair.student_question)} tokens in the student's "
@@ -138,6 +139,7 @@ def _check(pair: PromptPair, matches: Matches) -> None:
 
 
 def _missing(length: int, present: Sequence[int], block: range = range(0)) -> Tensor:
+    """Return the positions below `length` that are neither present nor in the block."""
     missing = np.ones(length, bool)
     missing[list(present)] = False
     missing[block.start : block.stop] = False
@@ -145,5 +147,5 @@ def _missing(length: int, present: Sequence[int], block: range = range(0)) -> Te
 
 
 def _positions(matches: Matches) -> Tensor:
-    """[2, …] The student's and the teacher's."""
+    """Return [2, …], the student's and the teacher's positions."""
     return torch.from_numpy(np.array(matches, np.int64).reshape(-1, 2).T.copy())

@@ -1,8 +1,8 @@
-"""One user message in the model's own chat template, as text, token ids and character offsets.
+"""Put one user message into the model's own chat template: as text, token ids and character offsets.
 
-The only place that calls a chat template. A template is seen as a frame: it writes something before the message and
-something after it, found once with a stand-in message. Every real message must come out inside that same frame,
-itself or trimmed at its ends; anything else means that the text changed what the template does, and is an error.
+This is the only module that calls a chat template. A template is a frame: it writes some text before the message and
+some after it. A stand-in message shows the frame once. Every real message must come out inside that frame, unchanged or
+trimmed at its ends. Anything else means that the text changed what the template does, and is an error.
 
     text = before + message + after,    ids = tokens of text (the template writes its own BOS)
 
@@ -12,7 +12,7 @@ line if there is one, the message, a line break.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,43 +27,48 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ZERO_WIDTH = "\u200b"
-"""Put after the first character of an imitated control token: it reads the same and is no longer that token."""
+"""Inserted after the first character of an imitated control token, which then reads the same but is plain text."""
 
 THINK_TAGS = frozenset({"<think>", "</think>"})
 _STAND_IN = "opasd-stand-in-message"
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
-# A generation prompt of fewer characters ("A:") is too common in ordinary text to count as a control string.
+# A shorter generation prompt ("A:") is too common in ordinary text to count as a control string.
 _SHORTEST_MARKER = 4
 _OUR_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "enable_thinking", "thinking"})
 
-
-Placed = tuple[str, Span, int]
-"""A context's text, with `Encoded.message` and `Encoded.origin`."""
+Request = tuple[str, bool]
+"""A message and whether the model may think before it answers."""
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A rendered context: its text, its token ids, their character offsets and where the message's text stands."""
+class Rendered:
+    """The text of a context, and the position of the message in it."""
 
     text: str
+    message: Span
+    """Characters of `text` that are the message as the template wrote it."""
+    origin: int
+    """Position in `text` of the message's first character if the template had trimmed nothing."""
+
+
+@dataclass(frozen=True)
+class Encoded(Rendered):
+    """A context with its token ids and their character offsets."""
+
     ids: tuple[int, ...]
     offsets: tuple[Span, ...]
-    message: Span
-    """Where the message as written stands in `text`."""
-    origin: int
-    """Where the message's first character would stand in `text` had the template trimmed nothing."""
 
     def span(self, span: Span) -> Span:
-        """The place in `text` of a span of the message; what the template trimmed away is gone."""
+        """Return the characters of `text` for a span of the message, without what the template trimmed."""
         start, end = (min(max(self.origin + edge, self.message[0]), self.message[1]) for edge in span)
         return start, end
 
     def tokens(self, span: Span) -> range:
-        """Positions from the first to the last token with a character of `span` (in `text`)."""
+        """Return the positions from the first to the last token with a character of `span` (in `text`)."""
         return self._edges.overlapping(span)
 
     def tokens_touching(self, span: Span) -> range:
-        """The same where a character that no token claims (trimmed or composed away) counts for both neighbours."""
+        """Like `tokens`, but a character without a token (trimmed or composed away) counts for both neighbours."""
         starts, ends = self._edges.starts, self._edges.ends
         stretched = list(map(min, starts, [0, *ends])), list(map(max, ends, [*starts[1:], len(self.text)]))
         return Edges(*stretched).overlapping(span)
@@ -74,19 +79,19 @@ class Encoded:
 
 
 class Edges:
-    """Where tokens start and end in a text. Contexts are thousands of tokens long, so that places are bisected for."""
+    """The starts and ends of tokens in a text. A context has thousands of tokens, so look-ups bisect."""
 
     def __init__(self, starts: Sequence[int], ends: Sequence[int]) -> None:
         self.starts, self.ends = starts, ends
         self._in_order = all(edges == sorted(edges) for edges in (starts, ends))
 
     def overlapping(self, span: Span) -> range:
-        """Positions from the first to the last token that has a character of `span`."""
+        """Return the positions from the first to the last token with a character of `span`."""
         if self._in_order:
             first, after = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
             return range(first, after) if first < after else range(0)
-        places = enumerate(zip(self.starts, self.ends, strict=True))
-        hits = [place for place, (start, end) in places if start < span[1] and end > span[0]]
+        edges = enumerate(zip(self.starts, self.ends, strict=True))
+        hits = [position for position, (start, end) in edges if start < span[1] and end > span[0]]
         return range(hits[0], hits[-1] + 1) if hits else range(0)
 
 
@@ -107,8 +112,8 @@ class Chat:
             )
         if taken := _OUR_OPTIONS & set(options or {}):
             raise ConfigError(
-                f"template_options may not set {', '.join(sorted(taken))}: thinking is set with student_thinking and "
-                "teacher_thinking, the others by the program; remove them"
+                f"template_options may not set {', '.join(sorted(taken))}: student_thinking and teacher_thinking set "
+                "the thinking mode, the program sets the others; remove them"
             )
         self._tokenizer = tokenizer
         self._system = system
@@ -120,65 +125,57 @@ class Chat:
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if token.content in self.control_strings
         }
-        self._unknown_id = tokenizer.unk_token_id
-        self._prepared: dict[tuple[str, bool], Encoded] = {}
 
     def encode(self, message: str, *, thinking: bool) -> Encoded:
-        """The context in which the model answers `message`."""
-        found = self._prepared.pop((message, thinking), None)
-        return found or self._encoded([self._placed(message, thinking)])[0]
+        """Return the context in which the model answers `message`."""
+        return self._tokenise([self._render(message, thinking)])[0]
 
-    def prepare(self, messages: Sequence[tuple[str, bool]]) -> None:
-        """Encode messages, each with its thinking, all at once and on all cores; `encode` then finds them."""
-        placed: dict[tuple[str, bool], Placed] = {}
-        for message, thinking in messages:
-            with suppress(PromptError):  # which `encode` raises
-                placed[message, thinking] = self._placed(message, thinking)
-        self._prepared = dict(zip(placed, self._encoded(list(placed.values())), strict=True))
+    def encode_many(self, requests: Iterable[Request]) -> dict[Request, Encoded]:
+        """Encode several messages in one call, which uses all cores; leave out those that `encode` refuses."""
+        rendered: dict[Request, Rendered] = {}
+        for message, thinking in requests:
+            with suppress(PromptError):
+                rendered[message, thinking] = self._render(message, thinking)
+        return dict(zip(rendered, self._tokenise(list(rendered.values())), strict=True))
 
-    def _placed(self, message: str, thinking: bool) -> Placed:
-        before, after = self._frames[thinking]
-        written, trimmed = self._written(message, thinking)
-        return before + written + after, (len(before), len(before) + len(written)), len(before) - trimmed
-
-    def _encoded(self, placed: Sequence[Placed]) -> list[Encoded]:
-        texts = [text for text, _, _ in placed]
-        if not texts:
+    def _tokenise(self, contexts: Sequence[Rendered]) -> list[Encoded]:
+        if not contexts:
             return []
+        texts = [context.text for context in contexts]
         tokens = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        found = zip(placed, tokens["input_ids"], tokens["offset_mapping"], strict=True)
         return [
-            Encoded(text, tuple(ids), tuple(offsets), message, origin)
-            for (text, message, origin), ids, offsets in found
+            Encoded(context.text, context.message, context.origin, tuple(ids), tuple(offsets))
+            for context, ids, offsets in zip(contexts, tokens["input_ids"], tokens["offset_mapping"], strict=True)
         ]
 
     @cached_property
     def control_strings(self) -> frozenset[str]:
-        """Text that ends a turn, begins one or switches thinking: special tokens and what the template writes itself.
+        """Text that ends a turn, begins one or switches thinking: special tokens and text that the template writes.
 
-        White-space tokens and markup that is only a convenience of the vocabulary (Gemma's HTML tags) are not."""
+        White-space tokens and ordinary markup in the vocabulary (Gemma's HTML tags) are no control strings.
+        """
         source = self._tokenizer.get_chat_template() if self._has_template else ""
         added = self._tokenizer.added_tokens_decoder.values()
-        found = {token.content for token in added if token.special}
-        found |= {token.content for token in added if token.content in source and _TAG.fullmatch(token.content)}
-        found |= {str(token) for token in self._tokenizer.all_special_tokens} | THINK_TAGS
+        strings = {token.content for token in added if token.special}
+        strings |= {token.content for token in added if token.content in source and _TAG.fullmatch(token.content)}
+        strings |= {str(token) for token in self._tokenizer.all_special_tokens} | THINK_TAGS
         for before, after in self._frames.values():
             own_before = before.rpartition(self._system)[2] if self._system else before
-            found |= set(_TAG.findall(own_before + after))
-            found |= {line.strip() for line in after.splitlines() if len(line.strip()) >= _SHORTEST_MARKER}
-        return frozenset(string for string in found if string.strip())
+            strings |= set(_TAG.findall(own_before + after))
+            strings |= {line.strip() for line in after.splitlines() if len(line.strip()) >= _SHORTEST_MARKER}
+        return frozenset(string for string in strings if string.strip())
 
     def find_control_string(self, text: str) -> str | None:
-        """The first control string in `text`, if there is one."""
+        """Return the first control string in `text`, if there is one."""
         match = self._imitation.search(text)
         return match["string"] if match else None
 
     def neutralise(self, text: str) -> str:
-        """`text` with a zero-width character inside every control string."""
+        """Return `text` with a zero-width character inside every control string."""
         return self._imitation.sub(lambda match: match["first"] + ZERO_WIDTH, text)
 
     def find_control_token(self, encoded: Encoded, span: Span) -> str | None:
-        """The first control token made from text of `span` (in the context), if there is one."""
+        """Return the first control token that text of `span` (in the context) became, if there is one."""
         tokens = encoded.tokens(span)
         for position, token_id in enumerate(encoded.ids[tokens.start : tokens.stop], tokens.start):
             if token_id not in self._control_ids:
@@ -187,7 +184,7 @@ class Chat:
             start, end = encoded.offsets[position]
             # A control token of the frame may swallow the white space around the message.
             text = encoded.text[max(start, span[0]) : min(end, span[1])].strip()
-            is_unknown = token_id == self._unknown_id and text != content
+            is_unknown = token_id == self._tokenizer.unk_token_id and text != content
             if text and not is_unknown:
                 return content
         return None
@@ -201,7 +198,7 @@ class Chat:
             f"(?=[{firsts}])(?=(?P<string>{'|'.join(map(re.escape, strings))}))(?P<first>.)", flags=re.DOTALL
         )
 
-    def _render(self, message: str, thinking: bool) -> str:
+    def _apply_template(self, message: str, thinking: bool) -> str:
         if not self._has_template:
             bos = self._tokenizer.bos_token if self._adds_bos else ""
             system = f"{self._system}\n\n" if self._system else ""
@@ -212,7 +209,7 @@ class Chat:
             conversation,
             tokenize=False,
             add_generation_prompt=True,
-            # The names that families give the switch; a template ignores what it does not know.
+            # Model families name the switch differently; a template ignores variables that it does not know.
             enable_thinking=thinking,
             thinking=thinking,
             **self._options,
@@ -226,9 +223,9 @@ class Chat:
         return bool(ids) and ids[0] == self._tokenizer.bos_token_id and len(ids) > 1
 
     def _frame(self, thinking: bool) -> tuple[str, str]:
-        """What the template writes before and after a message."""
+        """Return the text that the template writes before and after a message."""
         try:
-            rendered = self._render(_STAND_IN, thinking)
+            rendered = self._apply_template(_STAND_IN, thinking)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             hint = "leave `system` unset and put it into the wording" if self._system else "check template_options"
             raise ConfigError(f"the chat template cannot render one user message: {error}; {hint}") from error
@@ -241,21 +238,23 @@ class Chat:
             raise ConfigError("the chat template drops the system prompt; leave `system` unset or use another template")
         return before, rest[0]
 
-    def _written(self, message: str, thinking: bool) -> tuple[str, int]:
-        """The message as the template writes it, and how many characters it trimmed off its beginning."""
+    def _render(self, message: str, thinking: bool) -> Rendered:
+        """Put the message into the first frame, and check that the template writes nothing else."""
         try:
-            rendered = self._render(message, thinking)
+            rendered = self._apply_template(message, thinking)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise PromptError(f"the chat template refuses this text: {error}; remove the row", "template") from error
-        before, after = self._frames[thinking]
-        if not (rendered.startswith(before) and rendered.endswith(after)):
+        frame = self._frames[thinking]
+        if not (rendered.startswith(frame[0]) and rendered.endswith(frame[1])):
             # A template may write today's date; contexts keep the date of the first one.
-            before, after = self._frame(thinking)
-        written = rendered[len(before) : len(rendered) - len(after)]
-        if rendered != before + written + after or written.strip() != message.strip():
+            frame = self._frame(thinking)
+        written = rendered[len(frame[0]) : len(rendered) - len(frame[1])]
+        if rendered != frame[0] + written + frame[1] or written.strip() != message.strip():
             raise PromptError(
                 f"the chat template treats this text as more than a user's message: it wrote {rendered[-300:]!r}; "
                 "remove the row or change the wording",
                 "template",
             )
-        return written, message.index(written)
+        before, after = self._frames[thinking]
+        trimmed = message.index(written)
+        return Rendered(before + written + after, (len(before), len(before) + len(written)), len(before) - trimmed)

@@ -1,11 +1,11 @@
-"""What the two roles read: the student the problem, the teacher the problem and its reference solution or answer.
+"""Build the two contexts of a problem: the student reads the problem, the teacher also its solution or answer.
 
     builder = PromptBuilder(tokenizer, config.prompts)
     pairs, report = builder.pairs(problems, on_bad_row="skip")
 
-Token ids are made here, once; everything later works on them and on the token ranges that a `PromptPair` carries.
-The problem, the instruction and the generation prompt are never cut. A solution that does not fit is cut by
-policy, with `CUT_MARK` where text was removed.
+Token ids are made here, once. All later code works on them and on the token ranges of a `PromptPair`. The problem, the
+instruction and the generation prompt are never cut. A solution that does not fit is cut as `cut_solution` says, with
+`CUT_MARK` where text was removed.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from opasd.choices import CutPolicy, Role, StopOrSkip
 from opasd.config import PromptConfig
 from opasd.data.problems import Problem
 from opasd.errors import AlignmentError, ConfigError, PromptError
-from opasd.prompts.chat import THINK_TAGS, Chat, Encoded
+from opasd.prompts.chat import THINK_TAGS, Chat, Encoded, Request
 from opasd.prompts.wording import Message, Span, Wordings
 
 if TYPE_CHECKING:
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 CUT_MARK = "[...]"
 _EXAMPLES = 5
-_AT_ONCE = 64
-"""Problems whose contexts are encoded together."""
+"""Skipped rows that a report names for each reason."""
+_BATCH = 64
+"""Problems whose contexts are tokenised in one call."""
+
+Contexts = Mapping[Request, Encoded]
+"""Contexts that were tokenised in advance."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,20 @@ class PromptPair:
 
 
 class PromptPairs(Sequence[PromptPair]):
-    """Pairs whose token ids take four bytes each until they are asked for: a data set has a hundred million."""
+    """A list of pairs that stores a token id in four bytes: a data set has a hundred million of them."""
 
     def __init__(self, pairs: Iterable[PromptPair] = ()) -> None:
-        self._kept = [self._packed(pair) for pair in pairs]
+        self._packed: list[tuple[PromptPair, array[int], array[int]]] = []
+        for pair in pairs:
+            self.append(pair)
 
     def append(self, pair: PromptPair) -> None:
         """Add a pair."""
-        self._kept.append(self._packed(pair))
+        without_ids = replace(pair, student_ids=(), teacher_ids=())
+        self._packed.append((without_ids, array("i", pair.student_ids), array("i", pair.teacher_ids)))
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._packed)
 
     @overload
     def __getitem__(self, index: int) -> PromptPair: ...
@@ -70,32 +77,25 @@ class PromptPairs(Sequence[PromptPair]):
     def __getitem__(self, index: slice) -> "PromptPairs": ...
     def __getitem__(self, index: int | slice) -> "PromptPair | PromptPairs":
         if isinstance(index, slice):
-            some = PromptPairs()
-            some._kept = self._kept[index]
-            return some
-        pair, student, teacher = self._kept[index]
+            return PromptPairs(self[position] for position in range(*index.indices(len(self))))
+        pair, student, teacher = self._packed[index]
         return replace(pair, student_ids=tuple(student), teacher_ids=tuple(teacher))
 
     @property
     def problems(self) -> list[Problem]:
         """The problems alone."""
-        return [pair.problem for pair, _, _ in self._kept]
-
-    @staticmethod
-    def _packed(pair: PromptPair) -> tuple[PromptPair, "array[int]", "array[int]"]:
-        empty = replace(pair, student_ids=(), teacher_ids=())
-        return empty, array("i", pair.student_ids), array("i", pair.teacher_ids)
+        return [pair.problem for pair, _, _ in self._packed]
 
 
 @dataclass
 class PromptReport:
-    """What became of the rows, for the metrics."""
+    """Counts of the rows that were used, changed or skipped, for the metrics."""
 
     rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Rows left out, by reason."""
+    """Number of skipped rows by reason."""
     skipped_ids: dict[str, list[str]] = field(default_factory=dict)
-    """The first few rows left out, by reason."""
+    """The first few skipped rows by reason."""
     solutions_cut: int = 0
     solution_tokens_cut: int = 0
     neutralised: int = 0
@@ -108,7 +108,7 @@ class PromptReport:
         self.neutralised += pair.neutralised
 
     def skip(self, problem: Problem, reason: str) -> None:
-        """Count a row that is left out."""
+        """Count a row that is skipped."""
         self.rows += 1
         self.skipped[reason] += 1
         ids = self.skipped_ids.setdefault(reason, [])
@@ -116,7 +116,7 @@ class PromptReport:
             ids.append(problem.id)
 
     def to_dict(self) -> dict[str, int]:
-        """Counts by name: every name always there but the reasons, which are there when they occurred."""
+        """Return all counts by name; a reason is listed only if it occurred."""
         return {
             "rows": self.rows,
             "used": self.rows - self.skipped.total(),
@@ -128,55 +128,47 @@ class PromptReport:
         }
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """The two messages of a problem, before they are tokenised."""
+
+    problem: Problem
+    question: str
+    shown: Mapping[str, str]
+    """Texts that the reference shows, by field."""
+    neutralised: bool
+    student: Message
+    teacher: Message
+
+
 class PromptBuilder:
-    """Renders problems into pairs of contexts with one tokenizer and one wording."""
+    """Turns problems into pairs of contexts with one tokenizer and one wording."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: PromptConfig) -> None:
         self.config = config
         self._chat = Chat(tokenizer, system=config.system, options=config.template_options)
-        self._student, self._teacher, self._reference = Wordings.of(config)
+        self._wordings = Wordings.of(config)
         self._check_own_text()
 
     def pair(self, problem: Problem) -> PromptPair:
-        """The two contexts of `problem`, or `PromptError` or `AlignmentError` when it cannot be used."""
-        question, original, shown = self._texts(problem)
-        student, student_message = self._encode_student(question, problem, thinking=self.config.student_thinking)
-        if len(student.ids) > self.config.max_student_tokens:
-            raise PromptError(
-                f"{_name(problem)}: the student's context has {len(student.ids)} tokens, max_student_tokens = "
-                f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
-                "student_too_long",
-            )
-        teacher, teacher_message, cut = self._fit_teacher(question, shown, problem)
-        spans = (student.span(student_message.spans["question"]), teacher.span(teacher_message.spans["question"]))
-        pair = PromptPair(
-            problem=problem,
-            student_ids=student.ids,
-            teacher_ids=teacher.ids,
-            student_question=student.tokens(spans[0]),
-            teacher_question=teacher.tokens(spans[1]),
-            reference=teacher.tokens_touching(teacher.span(teacher_message.spans["reference"])),
-            neutralised=(question, shown) != (problem.question, original),
-            solution_tokens_cut=cut,
-        )
-        _check_question(pair, (student, teacher), spans)
-        return pair
+        """Return the two contexts of `problem`; raise PromptError or AlignmentError if it cannot be used."""
+        return self._pair(problem, {})
 
     def pairs(
         self, problems: Iterable[Problem], *, on_bad_row: StopOrSkip = "stop"
     ) -> tuple[PromptPairs, PromptReport]:
-        """The pairs of all usable problems, in order, and a count of what happened to the rows."""
+        """Return the pairs of all usable problems, in order, and counts of the rows."""
         pairs, report = PromptPairs(), PromptReport()
-        waiting = iter(problems)
-        while some := list(islice(waiting, _AT_ONCE)):
-            self._prepare(some)
-            for problem in some:
+        remaining = iter(problems)
+        while batch := list(islice(remaining, _BATCH)):
+            contexts = self._encode_batch(batch)
+            for problem in batch:
                 try:
-                    pair = self.pair(problem)
+                    pair = self._pair(problem, contexts)
                 except (PromptError, AlignmentError) as error:
                     reason = error.reason if isinstance(error, PromptError) else "alignment"
-                    asked_for = reason == "solution_too_long" and self.config.cut_solution == "skip"
-                    if on_bad_row == "stop" and not asked_for:
+                    expected = reason == "solution_too_long" and self.config.cut_solution == "skip"
+                    if on_bad_row == "stop" and not expected:
                         raise
                     report.skip(problem, reason)
                 else:
@@ -184,68 +176,87 @@ class PromptBuilder:
                     pairs.append(pair)
         return pairs, report
 
-    def _prepare(self, problems: Iterable[Problem]) -> None:
-        """Have the contexts of several problems encoded at once; `pair` then finds them."""
-        messages: list[tuple[str, bool]] = []
+    def student_ids(self, question: str, *, thinking: bool | None = None) -> tuple[int, ...]:
+        """Return the student's context of a bare question of any length, as evaluation asks it."""
+        problem = Problem(question)
+        thinking = self.config.student_thinking if thinking is None else thinking
+        message = self._student_message(self._neutralise(question, problem))
+        return self._encode_student(message, thinking, problem, {}).ids
+
+    def _pair(self, problem: Problem, contexts: Contexts) -> PromptPair:
+        draft = self._draft(problem)
+        student = self._encode_student(draft.student, self.config.student_thinking, problem, contexts)
+        if len(student.ids) > self.config.max_student_tokens:
+            raise PromptError(
+                f"{_name(problem)}: the student's context has {len(student.ids)} tokens, max_student_tokens = "
+                f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
+                "student_too_long",
+            )
+        teacher, message, cut = self._fit_teacher(draft, contexts)
+        spans = (student.span(draft.student.spans["question"]), teacher.span(message.spans["question"]))
+        pair = PromptPair(
+            problem=problem,
+            student_ids=student.ids,
+            teacher_ids=teacher.ids,
+            student_question=student.tokens(spans[0]),
+            teacher_question=teacher.tokens(spans[1]),
+            reference=teacher.tokens_touching(teacher.span(message.spans["reference"])),
+            neutralised=draft.neutralised,
+            solution_tokens_cut=cut,
+        )
+        _check_question(pair, (student, teacher), spans)
+        return pair
+
+    def _encode_batch(self, problems: Iterable[Problem]) -> Contexts:
+        """Tokenise the contexts of several problems in one call; problems that `_pair` refuses are left out."""
+        requests: list[Request] = []
         for problem in problems:
-            with suppress(PromptError):  # which `pair` raises
-                question, _, shown = self._texts(problem)
-                messages.append((self._student_message(question).text, self.config.student_thinking))
-                messages.append((self._teacher_message(question, shown).text, self.config.teacher_thinking))
-        self._chat.prepare(messages)
+            with suppress(PromptError):
+                draft = self._draft(problem)
+                requests.append((draft.student.text, self.config.student_thinking))
+                requests.append((draft.teacher.text, self.config.teacher_thinking))
+        return self._chat.encode_many(requests)
 
-    def _texts(self, problem: Problem) -> tuple[str, dict[str, str], dict[str, str]]:
-        """The question as it is asked, and what the reference shows as it is on record and as it is shown."""
-        question, original = self._plain(problem.question, problem), self._shown(problem)
-        return question, original, {name: self._plain(text, problem) for name, text in original.items()}
+    def _draft(self, problem: Problem) -> _Draft:
+        question, original = self._neutralise(problem.question, problem), self._reference_texts(problem)
+        shown = {name: self._neutralise(text, problem) for name, text in original.items()}
+        changed = (question, shown) != (problem.question, original)
+        student, teacher = self._student_message(question), self._teacher_message(question, shown)
+        return _Draft(problem, question, shown, changed, student, teacher)
 
-    def _shown(self, problem: Problem) -> dict[str, str]:
-        """What the reference shows of the problem.
-
-        What it begins with stands behind the question's line break, with which white space would join to tokens that
-        the student does not have.
-        """
-        return {
-            name: text.lstrip() if self.config.reference.startswith(f"{{{name}}}") else text
-            for name, text in self._fields(problem).items()
-        }
-
-    def _fields(self, problem: Problem) -> dict[str, str]:
-        if "answer" not in self.config.reference_fields():
-            return {"solution": problem.solution}
-        if problem.answer is None:
+    def _reference_texts(self, problem: Problem) -> dict[str, str]:
+        """Return the texts that the reference shows, by field."""
+        fields = self.config.reference_fields()
+        if "answer" in fields and problem.answer is None:
             raise PromptError(
                 f"{_name(problem)}: there is no answer, which prompts.reference shows; name the answers' column in "
                 "columns.answer of these data, or skip the row",
                 "no_answer",
             )
-        both = {"solution": problem.solution, "answer": problem.answer}
-        return {name: both[name] for name in self.config.reference_fields()}
-
-    def student_ids(self, question: str, *, thinking: bool | None = None) -> tuple[int, ...]:
-        """The student's context of a bare question, of any length, as evaluation asks it."""
-        problem = Problem(question=question, solution="")
-        thinking = self.config.student_thinking if thinking is None else thinking
-        return self._encode_student(self._plain(question, problem), problem, thinking=thinking)[0].ids
+        texts = {"solution": problem.solution, "answer": problem.answer or ""}
+        # A reference that began with white space would share a token with the question's line break, which the student
+        # does not have.
+        return {
+            name: texts[name].lstrip() if self.config.reference.startswith(f"{{{name}}}") else texts[name]
+            for name in fields
+        }
 
     def _check_own_text(self) -> None:
-        """Refuse a wording that would itself break the roles; think tags in it may be meant."""
-        own = {
-            "student": self._student.literal,
-            "teacher": self._teacher.literal,
-            "reference": self._reference.literal,
+        """Refuse a wording that would itself break the roles. Think tags in it may be intended."""
+        texts = {
+            **{name: wording.literal for name, wording in self._wordings._asdict().items()},
             "instruction": self.config.instruction,
             "system": self.config.system or "",
         }
-        for name, text in own.items():
+        for name, text in texts.items():
             for control in sorted(self._chat.control_strings - THINK_TAGS):
                 if control in text:
                     raise ConfigError(
                         f"prompts.{name} contains {control!r}, which the chat template uses between turns; remove it"
                     )
 
-    def _plain(self, text: str, problem: Problem) -> str:
-        """A row's text without control strings."""
+    def _neutralise(self, text: str, problem: Problem) -> str:
+        """Return a row's text without control strings, or refuse it as `imitation` says."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -262,15 +273,16 @@ class PromptBuilder:
             )
         return self._chat.neutralise(text)
 
-    def _encode(self, role: Role, message: Message, fields: Sequence[str], problem: Problem, thinking: bool) -> Encoded:
+    def _encode(self, role: Role, message: Message, thinking: bool, problem: Problem, contexts: Contexts) -> Encoded:
         try:
-            encoded = self._chat.encode(message.text, thinking=thinking)
+            encoded = contexts.get((message.text, thinking)) or self._chat.encode(message.text, thinking=thinking)
         except PromptError as error:
             raise PromptError(f"{_name(problem)}, {role}: {error}", error.reason) from error
-        for name in fields:
-            span = encoded.span(message.spans[name])
+        for name in ("question", "solution", "answer"):
             # A normaliser, or text that joins with its neighbours, can still make a control token.
-            if control := self._chat.find_control_token(encoded, span):
+            if name in message.spans and (
+                control := self._chat.find_control_token(encoded, encoded.span(message.spans[name]))
+            ):
                 raise PromptError(
                     f"{_name(problem)}: the {name} makes the tokenizer emit the control token {control!r}; "
                     "remove that text or skip the row",
@@ -278,40 +290,35 @@ class PromptBuilder:
                 )
         return encoded
 
-    def _encode_student(self, question: str, problem: Problem, *, thinking: bool) -> tuple[Encoded, Message]:
-        message = self._student_message(question)
-        encoded = self._encode("student", message, ["question"], problem, thinking)
+    def _encode_student(self, message: Message, thinking: bool, problem: Problem, contexts: Contexts) -> Encoded:
+        encoded = self._encode("student", message, thinking, problem, contexts)
         if not encoded.tokens(encoded.span(message.spans["question"])):
             raise PromptError(f"{_name(problem)}: the question leaves no token; repair or skip the row", "text")
-        return encoded, message
-
-    def _encode_teacher(self, question: str, shown: Mapping[str, str], problem: Problem) -> tuple[Encoded, Message]:
-        message = self._teacher_message(question, shown)
-        encoded = self._encode("teacher", message, ["question", *shown], problem, self.config.teacher_thinking)
-        return encoded, message
+        return encoded
 
     def _student_message(self, question: str) -> Message:
-        return self._student.fill({"question": question, "instruction": self.config.instruction})
+        return self._wordings.student.fill({"question": question, "instruction": self.config.instruction})
 
     def _teacher_message(self, question: str, shown: Mapping[str, str]) -> Message:
-        reference = self._reference.fill(shown)
-        message = self._teacher.fill(
+        reference = self._wordings.reference.fill(shown)
+        message = self._wordings.teacher.fill(
             {"question": question, "reference": reference.text, "instruction": self.config.instruction}
         )
         start = message.spans["reference"][0]
         inner = {name: (start + first, start + last) for name, (first, last) in reference.spans.items()}
         return Message(message.text, {**message.spans, **inner})
 
-    def _fit_teacher(self, question: str, shown: Mapping[str, str], problem: Problem) -> tuple[Encoded, Message, int]:
-        """The teacher's context within its limit, and how many of the solution's tokens that cost."""
-        encoded, message = self._encode_teacher(question, shown, problem)
-        limit, policy = self.config.max_teacher_tokens, self.config.cut_solution
+    def _fit_teacher(self, draft: _Draft, contexts: Contexts) -> tuple[Encoded, Message, int]:
+        """Return the teacher's context within its limit, its message, and how many solution tokens were cut."""
+        limit, policy, thinking = self.config.max_teacher_tokens, self.config.cut_solution, self.config.teacher_thinking
+        problem, message = draft.problem, draft.teacher
+        encoded = self._encode("teacher", message, thinking, problem, contexts)
         if len(encoded.ids) <= limit:
             return encoded, message, 0
         too_long = (
             f"{_name(problem)}: the teacher's context has {len(encoded.ids)} tokens, max_teacher_tokens = {limit}"
         )
-        if "solution" not in shown:
+        if "solution" not in draft.shown:
             raise PromptError(f"{too_long}, and there is no solution to cut; raise the limit", "teacher_too_long")
         if policy == "skip":
             raise PromptError(
@@ -323,48 +330,47 @@ class PromptBuilder:
         offsets = [_within(encoded.offsets[position], span) for position in encoded.tokens(span)]
         spans = [(trimmed + first, trimmed + last) for first, last in offsets]
         keep = len(spans)
-        # Every pass keeps fewer tokens, so this ends; it overshoots only by what the new ends tokenise into.
+        # Every pass keeps fewer tokens, so this ends; it overshoots only by the tokens that the new ends become.
         while len(encoded.ids) > limit:
             keep -= len(encoded.ids) - limit
-            kept = _cut(shown["solution"], spans, keep, policy) if keep > 0 else ""
-            if not kept.replace(CUT_MARK, "").strip():
+            solution = _cut(draft.shown["solution"], spans, keep, policy) if keep > 0 else ""
+            if not solution.replace(CUT_MARK, "").strip():
                 raise PromptError(f"{too_long}, and nothing of its solution fits; raise the limit", "solution_too_long")
-            encoded, message = self._encode_teacher(question, {**shown, "solution": kept}, problem)
+            message = self._teacher_message(draft.question, {**draft.shown, "solution": solution})
+            encoded = self._encode("teacher", message, thinking, problem, {})
         return encoded, message, len(spans) - keep
 
 
 def _cut(text: str, spans: Sequence[Span], keep: int, policy: CutPolicy) -> str:
-    """`text` without the part that `policy` names, keeping about `keep` of its tokens, which stand at `spans`."""
+    """Return `text` without the part that `policy` names; about `keep` of its tokens, which lie at `spans`, remain."""
     head = {"tail": keep, "head": 0, "middle": (keep + 1) // 2}[policy]
     tail = keep - head
     first_end = spans[head - 1][1] if head else 0
-    # Several tokens may belong to one character; it must not stand on both sides of the mark.
+    # Several tokens may belong to one character, which must not appear on both sides of the mark.
     last_start = max(spans[len(spans) - tail][0], first_end) if tail else len(text)
-    first, last = text[:first_end], text[last_start:]
-    return " ".join(part for part in (first, CUT_MARK, last) if part)
+    return " ".join(part for part in (text[:first_end], CUT_MARK, text[last_start:]) if part)
 
 
 def _within(offsets: Span, span: Span) -> Span:
-    """Offsets relative to the beginning of `span`, cut to it."""
+    """Return offsets relative to the beginning of `span`, limited to it."""
     return max(offsets[0], span[0]) - span[0], min(offsets[1], span[1]) - span[0]
 
 
 def _check_question(pair: PromptPair, contexts: tuple[Encoded, Encoded], spans: tuple[Span, Span]) -> None:
-    """Every token of the question is the same, over the same text, in both contexts, and outside the reference."""
-    tokens = [
-        [(encoded.ids[position], _within(encoded.offsets[position], span)) for position in positions]
-        for encoded, span, positions in zip(
-            contexts, spans, (pair.student_question, pair.teacher_question), strict=True
-        )
-    ]
+    """Check that both contexts have the same question tokens over the same text, outside the reference."""
+    positions = (pair.student_question, pair.teacher_question)
+    student, teacher = (
+        [(encoded.ids[position], _within(encoded.offsets[position], span)) for position in question]
+        for encoded, span, question in zip(contexts, spans, positions, strict=True)
+    )
     outside = [position not in pair.reference for position in pair.teacher_question]
-    matches = [a == b and c for a, b, c in zip(*tokens, outside, strict=False)]
-    if tokens[0] and all(matches) and len(tokens[0]) == len(tokens[1]):
+    equal = [a == b and c for a, b, c in zip(student, teacher, outside, strict=False)]
+    if student and all(equal) and len(student) == len(teacher):
         return
-    broken = [*matches, False].index(False)
+    broken = [*equal, False].index(False)
     around = [
-        _text_around(encoded, positions[min(broken, len(positions) - 1)]) if positions else ""
-        for encoded, positions in zip(contexts, (pair.student_question, pair.teacher_question), strict=True)
+        _text_around(encoded, question[min(broken, len(question) - 1)]) if question else ""
+        for encoded, question in zip(contexts, positions, strict=True)
     ]
     raise AlignmentError(
         f"{_name(pair.problem)}: token {broken} of the question is not the same in both contexts: the student reads "

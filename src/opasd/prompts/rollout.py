@@ -1,4 +1,4 @@
-"""What a student sampled for a problem."""
+"""A response that the student sampled for a problem."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from opasd.prompts.pairs import PromptPair
 
 @dataclass(frozen=True)
 class Rollout:
-    """One trajectory: the contexts it was sampled in and judged in, and its token ids as sampled."""
+    """One trajectory: the two contexts of its problem, and the sampled token ids."""
 
     pair: PromptPair
     completion_ids: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The wording of a role: a format string of the configuration, checked once and filled in one pass.
 
-What is filled in stays literal: braces inside a problem are text. Every field keeps its character span, so that
-nothing has to be searched for afterwards.
+Values stay literal: braces inside a problem are text. A filled wording knows the character span of each field, so that
+no later code has to search for it.
 """
 
 import string
@@ -25,13 +25,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Wording:
-    """A format string in pieces: literal text and the name of the field after it, if there is one."""
+    """A format string in pieces: literal text and the name of the field that follows it, if any."""
 
     pieces: tuple[tuple[str, str | None], ...]
 
     @classmethod
     def parse(cls, name: str, text: str, *, once: frozenset[str], optional: frozenset[str] = frozenset()) -> Self:
-        """The wording `name`, with each field of `once` exactly once and the `optional` ones anywhere."""
+        """Parse the wording `name`: it must have each field of `once` exactly once and may have `optional` ones."""
         fields = ", ".join(f"{{{field}}}" for field in sorted(once | optional))
         try:
             parsed = list(string.Formatter().parse(text))
@@ -43,22 +43,21 @@ class Wording:
                     f"prompts.{name} has an unknown field: got {{{field}{'!' + conversion if conversion else ''}"
                     f"{':' + spec if spec else ''}}}; use {fields}, and write a literal brace twice"
                 )
-        found = [field for _, field, _, _ in parsed if field is not None]
+        names = [field for _, field, _, _ in parsed]
         for field in sorted(once):
-            if found.count(field) != 1:
+            if (count := names.count(field)) != 1:
                 raise ConfigError(
-                    f"prompts.{name} must have {{{field}}} once: got it {found.count(field)} times; "
-                    f"its fields are {fields}"
+                    f"prompts.{name} must have {{{field}}} once: got it {count} times; its fields are {fields}"
                 )
         return cls(tuple((literal, field) for literal, field, _, _ in parsed))
 
     @property
     def literal(self) -> str:
-        """The wording's own text."""
+        """The text outside the fields."""
         return "".join(literal for literal, _ in self.pieces)
 
     def fill(self, values: Mapping[str, str]) -> Message:
-        """The wording with each field's value in its place."""
+        """Return the wording with the value of each field."""
         text, spans = "", {}
         for literal, field in self.pieces:
             text += literal
@@ -69,7 +68,7 @@ class Wording:
 
 
 class Wordings(NamedTuple):
-    """What a configuration's messages are made of."""
+    """The three wordings of a configuration."""
 
     student: Wording
     teacher: Wording
@@ -77,7 +76,7 @@ class Wordings(NamedTuple):
 
     @classmethod
     def of(cls, config: PromptConfig) -> Self:
-        """Each one checked."""
+        """Parse and check the three wordings."""
         instruction, shown = frozenset({"instruction"}), config.reference_fields()
         hidden = frozenset({"solution", "answer"}) - shown
         return cls(
