@@ -2,13 +2,13 @@
 
 import json
 
-from opasd.cli import _demo as demo
+from opasd.cli.demo import compare
 from opasd.model import merging
 
 
 def test_the_demo_trains_compares_and_writes(tmp_path, capsys):
-    scored = demo.run(tmp_path, steps=1, problems=12, seed=1)
-    assert [one.name for one in scored] == ["base", "OPSD", "OPASD"]
+    models = compare(tmp_path, steps=1, problems=12, seed=1)
+    assert [model.name for model in models] == ["base", "OPSD", "OPASD"]
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:3] == ["accuracy", "against", "base"]
     assert [line.split()[0] for line in table[1:]] == ["base", "OPSD", "OPASD"]
