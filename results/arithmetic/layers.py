@@ -16,7 +16,7 @@ import torch
 
 from opasd.config import AttentionLossConfig, DataConfig, ModelConfig, PromptConfig, SamplingConfig
 from opasd.data.problems import Problem
-from opasd.data.sets import problems
+from opasd.data.sets import load_set
 from opasd.grading.verdict import is_correct
 from opasd.losses import objective
 from opasd.model.loading import load_model, load_tokenizer
@@ -92,7 +92,7 @@ def main() -> None:
     tokenizer, model = load_tokenizer(config), load_model(config).eval()
     if cuda:
         model = model.cuda()
-    asked = list(problems(DataConfig(source="arithmetic"), "validation"))[:PROBLEMS]
+    asked = list(load_set(DataConfig(source="arithmetic"), "validation"))[:PROBLEMS]
     others = {problem.id: asked[(place + 1) % len(asked)] for place, problem in enumerate(asked)}
     rows = answered(model, tokenizer, asked)
     record: dict[str, Any] = {

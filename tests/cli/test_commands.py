@@ -91,9 +91,9 @@ def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
 
 def test_validate_tells_what_a_task_made_by_code_does_not_know(opasd: CommandLine) -> None:
     refused = opasd.refuses("validate", "arithmetic-0.5b", "--data.seed", "3", "--data.columns.question", "q")
-    assert "data.source: data source arithmetic is made by code and knows no columns, seed; leave that out" in refused
+    assert "data.source: data source arithmetic is made by code and has no columns, seed; leave that out" in refused
     refused = opasd.refuses("validate", "lab", "--validation-data.lab.rows", ":5")
-    assert "validation_data.lab.source: data source lab is made by code and knows no rows" in refused
+    assert "validation_data.lab.source: data source lab is made by code and has no rows" in refused
     assert opasd("validate", "lab", "--data.seed", "3")[0] == 0
 
 

@@ -215,7 +215,7 @@ def test_a_json_array_may_be_cut_anywhere_by_the_buffer(
     path = tmp_path_factory.getbasetemp() / "chunks.json"
     path.write_text(json.dumps(rows, ensure_ascii=ascii_only, indent=1), encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_CHUNK", chunk)
+        patch.setattr(sources, "CHUNK", chunk)
         assert bare(load_problems(path, DataConfig(deduplicate=False))) == problems
 
 
@@ -668,13 +668,13 @@ def test_a_broken_json_row_is_found_without_reading_on(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_a_long_json_item_takes_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, ".json", [row("one", "s" * 1_000_000), row("two")])
-    monkeypatch.setattr(sources, "_CHUNK", 8)  # the retries add up to minutes if each reads only this much more
+    monkeypatch.setattr(sources, "CHUNK", 8)  # the retries add up to minutes if each reads only this much more
     assert [p.question for p in load_problems(path)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("chunk", range(30, 50))
 def test_json_items_that_are_no_rows_are_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(sources, "_CHUNK", chunk)
+    monkeypatch.setattr(sources, "CHUNK", chunk)
     path = tmp_path / "math.json"
     path.write_bytes(b"[" + GOOD + b", 123, [], " + ALSO + b"]")
     problems = load_problems(path, SKIP)

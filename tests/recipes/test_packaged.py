@@ -10,7 +10,7 @@ import pytest
 from opasd.cli._plan import arithmetic
 from opasd.config import RunConfig
 from opasd.data.problems import Problem, load_problems
-from opasd.data.sets import problems
+from opasd.data.sets import load_set
 from opasd.evaluation.benchmarks import find_benchmarks, load
 from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
 from opasd.recipes.evaluate import EvaluateConfig
@@ -161,7 +161,7 @@ def test_arithmetic_is_trained_validated_and_evaluated_on_different_problems(nam
     (held,) = config.validation_data.values()
     assert evaluation is not None
     (tested,) = find_benchmarks(list(evaluation.benchmarks))
-    parts = [problems(config.data, "train"), problems(held, "validation"), load(tested).problems]
+    parts = [load_set(config.data, "train"), load_set(held, "validation"), load(tested).problems]
     questions = [problem.question for part in parts for problem in part]
     assert [len(part) for part in parts] == [4096, 400, 1000]
     assert len(set(questions)) == 5496

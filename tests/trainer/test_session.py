@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from opasd import cli
 from opasd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from opasd.data.sets import problems
+from opasd.data.sets import load_set
 from opasd.errors import ConfigError, DataError, NonFiniteError, PromptError
 from opasd.model import loading, merging
 from opasd.run.records import Records
@@ -89,7 +89,6 @@ def test_full_fine_tuning_leaves_a_model(place, tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from opasd.data.sets import problems
 from opasd.trainer import session
 from opasd.config import DataConfig, RunConfig
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
@@ -206,7 +205,7 @@ def test_rows_left_out_are_told_and_kept_with_the_run(place, tmp_path, capsys):
     )  # fmt: skip
     assert data["faults"][0].startswith("some.jsonl, row 1: is not valid JSON")
     assert kept["validation_data.sums"]["left_out"] == {"sample": 13}
-    embedded = problems(DataConfig(source="lab", sample=3), "train")
+    embedded = load_set(DataConfig(source="lab", sample=3), "train")
     assert (embedded.report.source, embedded.report.rows, embedded.report.kept) == ("lab", 3, 3)
 
 
@@ -352,18 +351,18 @@ def test_merging_what_is_no_adapter(tmp_path):
 
 def test_the_embedded_task_has_splits_of_its_own_and_knows_nothing_else():
     def ids(split, role="train"):
-        return [p.id for p in problems(DataConfig(source="lab", sample=3, split=split), role)]
+        return [p.id for p in load_set(DataConfig(source="lab", sample=3, split=split), role)]
 
     assert all(name.startswith("lab-train-") for name in ids("train"))
     assert all(name.startswith("lab-validation-") for name in ids("train", "validation"))
     assert all(name.startswith("lab-test-") for name in ids("test", "validation"))
     with pytest.raises(ConfigError, match="has the splits train, validation, test, got 'dev'"):
         ids("dev")
-    with pytest.raises(ConfigError, match="knows no max_question_chars, revision; leave that out"):
-        problems(DataConfig(source="lab", revision="v1", max_question_chars=9), "train")
-    with pytest.raises(ConfigError, match="data source arithmetic is made by code and knows no seed; leave that out"):
-        problems(DataConfig(source="arithmetic", seed=1), "train")
-    assert [p.id for p in problems(DataConfig(source="arithmetic", sample=1), "validation")] == [
+    with pytest.raises(ConfigError, match="has no max_question_chars, revision; leave that out"):
+        load_set(DataConfig(source="lab", revision="v1", max_question_chars=9), "train")
+    with pytest.raises(ConfigError, match="data source arithmetic is made by code and has no seed; leave that out"):
+        load_set(DataConfig(source="arithmetic", seed=1), "train")
+    assert [p.id for p in load_set(DataConfig(source="arithmetic", sample=1), "validation")] == [
         "arithmetic/validation/1"
     ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.config import DataConfig, RunConfig
-from opasd.data.made import TASKS, own_split, size
+from opasd.data.made import TASKS, count_problems, task_split
 from opasd.errors import ConfigError
 from opasd.prompts.wording import Wordings
 
@@ -122,10 +122,10 @@ def _data(key: str, config: DataConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split}
     if source in TASKS:
         try:
-            split = own_split(config, "validation" if key.startswith("validation_data") else "train")
+            split = task_split(config, "validation" if key.startswith("validation_data") else "train")
         except ConfigError as error:
             return found | {"problems": 0, "error": f"{key}: {error}"}
-        return found | {"problems": size(source, split, config.sample)}
+        return found | {"problems": count_problems(source, split, config.sample)}
     path = Path(source).expanduser()
     found["problems"] = _at_most(config, None)
     if source and path.is_dir():

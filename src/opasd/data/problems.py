@@ -1,8 +1,8 @@
-"""Rows ─► Problem(question, solution, answer), checked, filtered and sampled.
+"""Turn rows into problems (question, solution, answer): checked, filtered and sampled.
 
 Everything streams: a source yields `(name, row number, row)`, each row is checked and becomes a `Problem`, and
-filters, deduplication and the sample are generators on top. So a file larger than memory can be read, and an
-error names the file and the row. Row numbers count from 1: the line of a jsonl file, the record of any other.
+filters, deduplication and the sample are generators on top. So a file may be larger than memory, and an error names
+the file and the row.
 
     problems = load_problems("math_train.jsonl", DataConfig(sample=1000))
     print(problems.report)
@@ -21,22 +21,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import islice
-from typing import Any, cast, overload
+from typing import Any, overload
 
 from opasd.config import ColumnConfig, DataConfig
-from opasd.data.sources import ANSWER_COLUMNS, BadRow, Origin, Rows, Source, listing, rows_of, show
+from opasd.data.sources import ANSWER_COLUMNS, Origin, RowError, Rows, Source, listing, printable, read_rows
 from opasd.errors import DataError
 
 DEFAULT = DataConfig()
 NAMED_FAULTS = 20
-"""How many bad rows a report keeps by name; it counts them all."""
+"""Number of bad rows that a report describes; it counts them all."""
 
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question with a verified worked solution, or "" where it is only to be answered; `id` says where it is from."""
+    """A question with a verified worked solution, "" if there is none; `id` says where the problem comes from."""
 
     question: str
     solution: str = ""
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row that cannot be used: where it stands and what was found there."""
+    """The place of a row that cannot be used, and what was found there."""
 
     source: str
     row: int
@@ -54,13 +54,13 @@ class RowFault:
     found: str
 
     def __str__(self) -> str:
-        subject = "" if self.column is None else f'column "{show(self.column)}" '
+        subject = "" if self.column is None else f'column "{printable(self.column)}" '
         return f"{self.source}, row {self.row}: {subject}{self.found}"
 
 
 @dataclass
 class DataReport(Origin):
-    """What became of the rows: rows = kept + bad + the sum of `left_out`, which counts by the setting that did it."""
+    """Counts of rows: rows = kept + bad + the sum of `left_out`, which counts by the setting that left a row out."""
 
     rows: int = 0
     kept: int = 0
@@ -69,7 +69,7 @@ class DataReport(Origin):
     left_out: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON types."""
+        """Return the report as JSON types."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class DataReport(Origin):
 
 @dataclass(frozen=True, slots=True)
 class ProblemSet(Sequence[Problem]):
-    """The problems in the order of the source, and the report on how they came to be these."""
+    """Problems in the order of the source, and the report on the rows that they come from."""
 
     problems: tuple[Problem, ...] = field(repr=False)
     report: DataReport
@@ -102,7 +102,7 @@ class ProblemSet(Sequence[Problem]):
 
 
 def load_problems(source: Source | None = None, config: DataConfig = DEFAULT) -> ProblemSet:
-    """The problems of `source` (unset: of `config.source`), checked, filtered and sampled as `config` says."""
+    """Return the problems of `source` (default: `config.source`), checked, filtered and sampled as `config` says."""
     report = DataReport()
     return ProblemSet(tuple(iter_problems(source, config, report)), report)
 
@@ -110,19 +110,19 @@ def load_problems(source: Source | None = None, config: DataConfig = DEFAULT) ->
 def iter_problems(
     source: Source | None = None, config: DataConfig = DEFAULT, report: DataReport | None = None
 ) -> Iterator[Problem]:
-    """`load_problems` as a stream that never holds the source, filling `report` on the way.
+    """Yield the problems of `load_problems` without holding the source in memory, and fill `report` on the way.
 
-    Deduplication remembers 16 bytes a question; a sample holds its own problems and yields them after one whole pass.
+    Deduplication stores 16 bytes per question. A sample stores its problems and yields them after one whole pass.
     """
     report = DataReport() if report is None else report
-    rows = islice(rows_of(config.source if source is None else source, config, report), *config.bounds)
+    rows = islice(read_rows(config.source if source is None else source, config, report), *config.bounds)
     problems = _filtered(_checked(rows, config, report), config, report)
     for problem in _sampled(problems, config, report):
         report.kept += 1
         yield problem
     if not report.kept:
-        part = "" if config.rows is None else f"data.rows {config.rows!r}, "
-        raise DataError(f"no problem is left to use. {report} Check data.source, {part}data.columns and data's filters")
+        rows = "" if config.rows is None else f"data.rows {config.rows!r}, "
+        raise DataError(f"no problem is left to use. {report} Check data.source, {rows}data.columns and data's filters")
 
 
 def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Problem]:
@@ -130,15 +130,14 @@ def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Pro
         report.rows += 1
         try:
             problem = _to_problem(row, f"{name}:{number}", config)
-        except BadRow as bad:
-            named = isinstance(row, Problem) and row.id
-            fault = RowFault(f'problem "{show(named)}"' if named else name, number, bad.column, bad.found)
+        except RowError as error:
+            own_id = isinstance(row, Problem) and row.id
+            fault = RowFault(f'problem "{printable(own_id)}"' if own_id else name, number, error.column, error.found)
             if config.on_bad_row == "stop":
-                # Where the first row already lacks a column, the mapping is wrong rather than the row.
-                unmapped = report.rows == 1 and isinstance(row, Mapping) and bad.column not in row
-                advice = _mapping_advice(str(bad.column), row) if unmapped else "fix the row"
-                if unmapped and bad.column == config.columns.solution and "did you mean" not in advice:
-                    advice += ", set data.columns.solution: null to show the teacher the {answer} alone,"
+                advice = "fix the row"
+                if report.rows == 1 and isinstance(row, Mapping) and error.column not in row:
+                    # The first row lacks the column, so the mapping is wrong rather than the row.
+                    advice = _mapping_advice(str(error.column), row, config)
                 raise DataError(f"{fault}; {advice} or set data.on_bad_row: skip") from None
             report.bad += 1
             if len(report.faults) < NAMED_FAULTS:
@@ -148,7 +147,7 @@ def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Pro
 
 
 def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
-    if isinstance(row, BadRow):
+    if isinstance(row, RowError):
         raise row
     columns, own_id = config.columns, ""
     if isinstance(row, Problem):
@@ -156,41 +155,41 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         columns = ColumnConfig(question="question", solution="solution" if shown else None, answer="answer")
         own_id, row = row.id, dataclasses.asdict(row)
     if not isinstance(row, Mapping):
-        raise BadRow(None, f"is {_found(row)}, not an object with columns")
+        raise RowError(None, f"is {_describe(row)}, not an object with columns")
     question = _text(row, columns.question)
     solution = "" if columns.solution is None else _text(row, columns.solution)
     if len(solution) > config.solution_limit:
         excess = f"has {len(solution)} characters, more than data.solution_limit {config.solution_limit}"
-        raise BadRow(columns.solution, excess)
+        raise RowError(columns.solution, excess)
     return Problem(question, solution, _answer(row, columns), own_id or default_id)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
     value = _cell(row, column)
     if not isinstance(value, str):
-        raise BadRow(column, f"is {_found(value)}, not text")
+        raise RowError(column, f"is {_describe(value)}, not text")
     if not value or value.isspace():
-        raise BadRow(column, "is empty")
+        raise RowError(column, "is empty")
     return _readable(value, column)
 
 
 def _answer(row: Mapping[str, Any], columns: ColumnConfig) -> str | None:
-    """The answer as text, None where it is null or blank; a number becomes what Python prints for it."""
+    """Return the answer as text, None if it is null or blank; a number becomes what Python prints for it."""
     column = columns.answer or next((name for name in ANSWER_COLUMNS if name in row), None)
     value = None if column is None else _cell(row, column)
     if column is None or value is None:
         return None
     if isinstance(value, str):
         text = _readable(value, column)
-        if columns.answer_pattern and (found := re.search(columns.answer_pattern, text)):
-            text = found[1] or ""
+        if columns.answer_pattern and (match := re.search(columns.answer_pattern, text)):
+            text = match[1] or ""
         return text if text.strip() else None
     if not _is_number(value):
-        raise BadRow(column, f"is {_found(value)}, not text or a number")
+        raise RowError(column, f"is {_describe(value)}, not text or a number")
     try:
         return str(value)
-    except ValueError:  # longer than Python writes out
-        raise BadRow(column, "is a number of too many digits") from None
+    except ValueError:  # Python refuses to print it
+        raise RowError(column, "is a number of too many digits") from None
 
 
 def _is_number(value: object) -> bool:
@@ -203,57 +202,57 @@ def _is_number(value: object) -> bool:
 
 def _cell(row: Mapping[str, Any], column: str) -> object:
     if column not in row:
-        raise BadRow(column, f"is missing; the row has {listing(row)}")
+        raise RowError(column, f"is missing; the row has {listing(row)}")
     return row[column]
 
 
 def _readable(text: str, column: str) -> str:
-    """The text unchanged, if a tokenizer can encode it. Readers turn a byte that is not UTF-8 into a surrogate."""
+    """Return the text if a tokenizer can encode it. Readers turn a byte that is not UTF-8 into a surrogate."""
     if match := _UNREADABLE.search(text):
-        what = "NUL" if match[0] == "\0" else "half a surrogate pair, or a byte that is not UTF-8"
-        raise BadRow(column, f"holds U+{ord(match[0]):04X} ({what}) at character {match.start() + 1}")
+        name = "NUL" if match[0] == "\0" else "half a surrogate pair, or a byte that is not UTF-8"
+        raise RowError(column, f"holds U+{ord(match[0]):04X} ({name}) at character {match.start() + 1}")
     return text
 
 
-def _mapping_advice(column: str, row: object) -> str:
-    names = map(str, cast("Mapping[str, Any]", row))
-    close = difflib.get_close_matches(column, names, n=1)
-    return f'did you mean "{show(close[0])}"? name it in data.columns' if close else "map it in data.columns"
+def _mapping_advice(column: str, row: Mapping[str, Any], config: DataConfig) -> str:
+    if close := difflib.get_close_matches(column, map(str, row), n=1):
+        return f'did you mean "{printable(close[0])}"? name it in data.columns'
+    if column != config.columns.solution:
+        return "map it in data.columns"
+    return "map it in data.columns, set data.columns.solution: null to show the teacher the {answer} alone,"
 
 
-def _found(value: object) -> str:
+def _describe(value: object) -> str:
     return "null" if value is None else f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def _filtered(problems: Iterable[Problem], config: DataConfig, report: DataReport) -> Iterator[Problem]:
-    max_question = config.max_question_chars or math.inf
-    max_solution = config.max_solution_chars or math.inf
     seen: set[bytes] = set()
     for problem in problems:
         digest = hashlib.blake2b(" ".join(problem.question.split()).encode(), digest_size=16).digest()
-        if len(problem.question) > max_question:
-            reason = "max_question_chars"
-        elif len(problem.solution) > max_solution:
-            reason = "max_solution_chars"
+        if len(problem.question) > (config.max_question_chars or math.inf):
+            setting = "max_question_chars"
+        elif len(problem.solution) > (config.max_solution_chars or math.inf):
+            setting = "max_solution_chars"
         elif config.deduplicate and digest in seen:
-            reason = "deduplicate"
+            setting = "deduplicate"
         else:
             if config.deduplicate:
                 seen.add(digest)
             yield problem
             continue
-        report.left_out[reason] = report.left_out.get(reason, 0) + 1
+        report.left_out[setting] = report.left_out.get(setting, 0) + 1
 
 
 def _sampled(problems: Iterable[Problem], config: DataConfig, report: DataReport) -> Iterable[Problem]:
-    """The `sample` problems with the smallest random keys: uniform, one pass, and a larger sample contains a smaller.
+    """Return the `sample` problems with the smallest random keys: uniform, and a larger sample contains a smaller one.
 
-    `Random.random` is the one draw whose sequence Python promises not to change.
+    Python promises not to change the sequence of `Random.random`, and of no other draw.
     """
     if config.sample is None:
         return problems
     draw = random.Random(config.seed).random
-    chosen = heapq.nsmallest(config.sample, ((draw(), place, problem) for place, problem in enumerate(problems)))
+    chosen = heapq.nsmallest(config.sample, ((draw(), index, problem) for index, problem in enumerate(problems)))
     if missed := report.rows - report.bad - sum(report.left_out.values()) - report.kept - len(chosen):
         report.left_out["sample"] = missed
     return [problem for _, _, problem in sorted(chosen, key=lambda item: item[1])]

@@ -1,4 +1,4 @@
-"""The problem sets of a run: rows from a source, from memory or made by code, as checked problems."""
+"""The problem sets of a run: checked problems from a source, from memory or made by code."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from opasd.choices import StopOrSkip, check_choice
 from opasd.config import ColumnConfig, DataConfig
-from opasd.data.made import TASKS, Split, make_problems, own_split
+from opasd.data.made import TASKS, Split, make_problems, task_split
 from opasd.data.problems import DataReport, Problem, ProblemSet, load_problems
 
 Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
@@ -17,15 +17,16 @@ Problems = Iterable[Problem] | Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RunSet(ProblemSet):
-    """Problems, and what to do about one that no prompt can be made of."""
+    """Problems, and what to do with one that has no usable prompt."""
 
     on_bad_row: StopOrSkip = "stop"
 
 
 def as_set(dataset: Problems, on_bad_row: StopOrSkip = "stop", *, solutions: bool) -> RunSet:
-    """Rows checked and mapped with the defaults, `solutions` if needed; of sets and problems with an id, all that pass.
+    """Return rows in memory as a checked set; each must have a solution if `solutions`.
 
-    A run's own set stays as it is.
+    Rows are mapped with the default columns and deduplicated, unless they are a ProblemSet or problems with ids. A
+    RunSet is returned unchanged.
     """
     if isinstance(dataset, RunSet):
         return dataset
@@ -36,26 +37,26 @@ def as_set(dataset: Problems, on_bad_row: StopOrSkip = "stop", *, solutions: boo
     config = DataConfig(on_bad_row=on_bad_row, columns=ColumnConfig() if solutions else ColumnConfig(solution=None))
     if isinstance(dataset, ProblemSet) or all(isinstance(row, Problem) and row.id for row in rows):
         config = config.model_copy(update={"deduplicate": False, "solution_limit": sys.maxsize})
-    found = load_problems(rows, config)
-    report = found.report
+    checked = load_problems(rows, config)
+    report = checked.report
     if isinstance(dataset, ProblemSet):
         bad, faults = dataset.report.bad + report.bad, [*dataset.report.faults, *report.faults]
         report = replace(dataset.report, kept=report.kept, bad=bad, faults=faults)
-    return RunSet(found.problems, report, on_bad_row)
+    return RunSet(checked.problems, report, on_bad_row)
 
 
-def problems(config: DataConfig, needed: Split) -> RunSet:
-    """The problems of a data section; of an embedded task the split of its own for what they are needed for."""
+def load_set(config: DataConfig, purpose: Split) -> RunSet:
+    """Return the problems of a data section; the tasks of this package have a split for each purpose."""
     if config.source not in TASKS:
-        found = load_problems(config=config)
-        return RunSet(found.problems, found.report, config.on_bad_row)
-    made = make_problems(config.source, own_split(config, needed), config.sample, config.seed)
+        loaded = load_problems(config=config)
+        return RunSet(loaded.problems, loaded.report, config.on_bad_row)
+    made = make_problems(config.source, task_split(config, purpose), config.sample, config.seed)
     return RunSet(tuple(made), DataReport(config.source, None, len(made), len(made)), config.on_bad_row)
 
 
 def digest(problems: Iterable[Problem]) -> str:
-    """A fingerprint of what is asked, shown and wanted."""
-    found = hashlib.sha256()
+    """Return a hash of all questions, solutions and answers."""
+    total = hashlib.sha256()
     for problem in problems:
-        found.update(json.dumps([problem.question, problem.solution, problem.answer]).encode())
-    return found.hexdigest()
+        total.update(json.dumps([problem.question, problem.solution, problem.answer]).encode())
+    return total.hexdigest()

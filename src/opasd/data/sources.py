@@ -1,6 +1,6 @@
-"""Rows from where they are: files, folders, the hub or memory, as a stream of (name, row number, row).
+"""Read rows from files, folders, the hub or memory, as a stream of (name, row number, row).
 
-A row number counts from 1: the line of a jsonl file, the record of any other.
+Row numbers count from 1: lines of a jsonl file, records of any other.
 """
 
 import csv
@@ -19,8 +19,9 @@ from opasd.config import ColumnConfig, DataConfig
 from opasd.errors import DataError
 
 ANSWER_COLUMNS = ("answer", "Answer")
-"""Where an answer is looked for when no column is named."""
-_CHUNK = 1 << 16
+"""Columns that may hold the answer if the configuration names none."""
+CHUNK = 1 << 16
+"""Characters of a json file that are read at a time."""
 _LONGEST_LONE_ROW = 1 << 23
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _HUB_SHARD = re.compile(r"^data/(\w[\w.]*)-\d{5}-of-\d{5}[^/]*$")
@@ -40,34 +41,36 @@ Numbered = Iterator[tuple[int, object]]
 
 @dataclass
 class Origin:
-    """Where rows came from."""
+    """The source that rows came from."""
 
     source: str = ""
     revision: str | None = None
     """The commit of a hub data set."""
 
 
-class BadRow(Exception):
-    """Raised by a check, or yielded by a reader in place of a row it cannot decode."""
+class RowError(Exception):
+    """A row that cannot be used: raised by a check, or yielded by a reader in place of a row that it cannot decode."""
 
     def __init__(self, column: str | None, found: str) -> None:
         super().__init__(column, found)
         self.column, self.found = column, found
 
 
-def show(text: object, limit: int = 200) -> str:
-    """Text from outside, short and printable."""
+def printable(text: object, limit: int = 200) -> str:
+    """Return foreign text in a short form that any terminal can print."""
     return str(text)[:limit].encode("utf-8", "backslashreplace").decode()
 
 
 def listing(names: Iterable[object]) -> str:
-    return show(", ".join(f'"{name}"' for name in names) or "none", 500)
+    """Return names in quotes, for an error message."""
+    return printable(", ".join(f'"{name}"' for name in names) or "none", 500)
 
 
-def rows_of(source: Source, config: DataConfig, origin: Origin) -> Rows:
+def read_rows(source: Source, config: DataConfig, origin: Origin) -> Rows:
+    """Yield the rows of `source`, and write into `origin` where they come from."""
     if not isinstance(source, str | os.PathLike):
         origin.source = "memory"
-        rows = _pick(source, config.split, "memory") if isinstance(source, Mapping) else source
+        rows = _pick_split(source, config.split, "memory") if isinstance(source, Mapping) else source
         yield from (("memory", number, row) for number, row in enumerate(rows, 1))
         return
     origin.source = os.fspath(source)
@@ -80,12 +83,12 @@ def rows_of(source: Source, config: DataConfig, origin: Origin) -> Rows:
         yield from _hub_rows(origin.source, config, origin)
     else:
         raise DataError(
-            f'data.source "{show(source)}" is neither a file or folder here nor the name of a hub data set; '
+            f'data.source "{printable(source)}" is neither a file or folder here nor the name of a hub data set; '
             "give an existing path or `organisation/name`"
         )
 
 
-def _pick(splits: Mapping[Any, Any], split: str, name: object) -> Any:
+def _pick_split(splits: Mapping[Any, Any], split: str, name: object) -> Any:
     if split not in splits:
         raise DataError(f'{name}: no split "{split}"; there is {listing(splits)}; set data.split to one of these')
     return splits[split]
@@ -97,7 +100,7 @@ def _hub_rows(name: str, config: DataConfig, origin: Origin) -> Rows:
         f"`hf auth login`; without network, fetch it elsewhere (hf download {name} --repo-type dataset "
         "--local-dir FOLDER) and set data.source to the folder"
     )
-    with _told_clearly(f"{name} on the Hugging Face hub", advice):
+    with _clear_errors(f"{name} on the Hugging Face hub", advice):
         from huggingface_hub import HfApi
 
         origin.revision = HfApi().dataset_info(name, revision=config.revision, timeout=30).sha
@@ -105,39 +108,40 @@ def _hub_rows(name: str, config: DataConfig, origin: Origin) -> Rows:
 
 
 def _streamed_rows(name: str, config: DataConfig, revision: str | None) -> Rows:
-    """Rows of anything `datasets.load_dataset` can stream."""
+    """Yield the rows of anything that `datasets.load_dataset` can stream."""
     from datasets import IterableDataset, load_dataset
 
     loaded = load_dataset(name, config.subset, split=config.split, revision=revision, streaming=True)
     dataset = cast("IterableDataset", loaded)
-    if wanted := _wanted(dataset.column_names or [], config.columns):
-        dataset = dataset.select_columns(wanted)
+    if columns := _needed_columns(dataset.column_names or [], config.columns):
+        dataset = dataset.select_columns(columns)
     yield from ((name, number, row) for number, row in enumerate(dataset, 1))
 
 
 def _saved_rows(folder: Path, config: DataConfig) -> Rows:
-    """Rows of what `datasets` wrote with `save_to_disk`."""
-    with _told_clearly(folder, "write it again with save_to_disk"):
+    """Yield the rows of a folder that `datasets` wrote with `save_to_disk`."""
+    with _clear_errors(folder, "write it again with save_to_disk"):
         from datasets import Dataset, load_from_disk
 
         saved = load_from_disk(str(folder))
         if isinstance(saved, Dataset):
             saved = {str(saved.split or config.split).partition("[")[0]: saved}
-        dataset: Dataset = _pick(saved, config.split, folder)
-        if wanted := _wanted(dataset.column_names, config.columns):
-            dataset = dataset.select_columns(wanted)
+        dataset: Dataset = _pick_split(saved, config.split, folder)
+        if columns := _needed_columns(dataset.column_names, config.columns):
+            dataset = dataset.select_columns(columns)
         yield from ((folder.name, number, row) for number, row in enumerate(dataset, 1))
 
 
 @contextmanager
-def _told_clearly(name: object, advice: str) -> Iterator[None]:
+def _clear_errors(name: object, advice: str) -> Iterator[None]:
+    """Turn any error of a library or the network into one DataError with advice."""
     try:
         yield
     except DataError:
         raise
-    except Exception as error:  # whatever the library and the network think of
+    except Exception as error:
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        raise DataError(f"{name} cannot be loaded ({show(reason)}); {advice}") from error
+        raise DataError(f"{name} cannot be loaded ({printable(reason)}); {advice}") from error
 
 
 def _folder_rows(folder: Path, config: DataConfig) -> Rows:
@@ -147,12 +151,12 @@ def _folder_rows(folder: Path, config: DataConfig) -> Rows:
     files = files_by_split(folder)
     if not files:
         raise DataError(f"{folder}: no data file in this folder; put a {', '.join(_READERS)} file there")
-    for file in _pick(files, config.split, folder):
+    for file in _pick_split(files, config.split, folder):
         yield from _file_rows(file, file.relative_to(folder).as_posix(), config.columns)
 
 
 def files_by_split(folder: Path) -> dict[str, list[Path]]:
-    """The folder's data files as the hub assigns them: by shard name, else by directory, else by file name."""
+    """Assign a folder's data files to splits as the hub does: by shard name, else by directory, else by file name."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and _reader(path))
     visible = [path for path in paths if path.name not in _NOT_DATA and not any(p.startswith(".") for p in path.parts)]
     rules: list[Callable[[PurePath], Iterable[str]]] = [
@@ -162,12 +166,12 @@ def files_by_split(folder: Path) -> dict[str, list[Path]]:
         lambda path: ["train"],
     ]
     for rule in rules:
-        found: dict[str, list[Path]] = {}
+        files: dict[str, list[Path]] = {}
         for path in visible:
             for split in rule(path):
-                found.setdefault(split, []).append(folder / path)
-        if found:
-            return found
+                files.setdefault(split, []).append(folder / path)
+        if files:
+            return files
     return {}
 
 
@@ -185,9 +189,9 @@ def _file_rows(path: Path, name: str, columns: ColumnConfig) -> Rows:
         for number, row in reader(path, columns):
             yield name, number, row
     except (OSError, EOFError, ValueError, NotImplementedError, RecursionError, zlib.error, csv.Error) as error:
-        # Nothing after a broken place in a container can be trusted, so `skip` does not apply.
+        # No row after the damage can be trusted, so `on_bad_row: skip` does not apply.
         raise DataError(
-            f"{name}, row {number + 1}: cannot be read ({show(error)}); "
+            f"{name}, row {number + 1}: cannot be read ({printable(error)}); "
             "the file is cut off, damaged or not what its name says: write or fetch it again"
         ) from error
 
@@ -205,62 +209,62 @@ def _read_jsonl(path: Path, _: ColumnConfig) -> Numbered:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                row = BadRow(None, f"is not valid JSON in UTF-8 ({error})")
+                row = RowError(None, f"is not valid JSON in UTF-8 ({error})")
             yield number, row
 
 
 def _read_json(path: Path, _: ColumnConfig) -> Numbered:
-    """The items of an array, decoded one by one from a buffer that holds little more than the current one.
+    """Yield the items of an array, or the lines of a file that is JSON lines in truth, as often on the hub.
 
-    Many data sets on the hub call JSON lines `.json`; a file that begins with an object is read as that, unless it is
-    one object over several lines: a file for each row, as MATH was published."""
-    if _begins_with_an_object(path):
-        row = _lone_row(path)
-        yield from _read_jsonl(path, _) if row is None else [(1, row)]
-        return
-    decode = json.JSONDecoder().raw_decode
+    A file may also be one object over several lines: MATH was published with one file for each row.
+    """
     with _open_text(path, "\n") as file:
-        text, at, number = file.read(_CHUNK), 0, 0
-        while True:
-            mark = cast("re.Match[str]", _ARRAY_MARK.match(text, at))
-            if mark[1].endswith("]") and (mark[1] == "]") == (number > 0):
-                break
-            try:
-                if mark[1] != ("," if number else "["):
-                    expected = ", or ]" if number else "an array or one object a line"
-                    raise json.JSONDecodeError(f"Expecting {expected}", text, mark.end())
-                item, end = decode(text, mark.end())
-                if end == len(text) and not isinstance(item, dict):  # a number may go on in the next chunk
-                    raise json.JSONDecodeError("The array does not end", text, end)
-            except json.JSONDecodeError as error:
-                # An item the buffer cuts off fails near its end, or in a string that does not close.
-                cut_off = error.pos > len(text) - 16 or error.msg.startswith("Unterminated string")
-                # Reading as much again as is pending keeps the retries linear in an item's length.
-                more = file.read(max(_CHUNK, len(text) - at)) if cut_off else ""
-                if not more:
-                    raise ValueError(error.msg) from error
-                text, at = text[at:] + more, 0
-            else:
-                number, at = number + 1, end
-                yield number, item
-        if (text[mark.end() :] + file.read(_CHUNK)).strip():
-            raise ValueError("there is text after the array")
-
-
-def _begins_with_an_object(path: Path) -> bool:
-    with _open_text(path, "\n") as file:
-        text = file.read(_CHUNK).lstrip()
-    return text.startswith("{")
+        start = file.read(CHUNK)
+        if not start.lstrip().startswith("{"):
+            yield from _read_array(file, start)
+            return
+    row = _lone_row(path)
+    yield from _read_jsonl(path, _) if row is None else [(1, row)]
 
 
 def _lone_row(path: Path) -> object | None:
-    """The row that is the whole file, or None."""
+    """Return the object that is the whole file, or None."""
     with _open_text(path, "\n") as file:
         text = file.read(_LONGEST_LONE_ROW)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _read_array(file: TextIO, text: str) -> Numbered:
+    """Decode the items one by one; the buffer `text` holds little more than the current one."""
+    decode = json.JSONDecoder().raw_decode
+    at = number = 0
+    while True:
+        mark = cast("re.Match[str]", _ARRAY_MARK.match(text, at))
+        if mark[1].endswith("]") and (mark[1] == "]") == (number > 0):
+            break
+        try:
+            if mark[1] != ("," if number else "["):
+                expected = ", or ]" if number else "an array or one object a line"
+                raise json.JSONDecodeError(f"Expecting {expected}", text, mark.end())
+            item, end = decode(text, mark.end())
+            if end == len(text) and not isinstance(item, dict):  # a number may continue in the next chunk
+                raise json.JSONDecodeError("The array does not end", text, end)
+        except json.JSONDecodeError as error:
+            # An item that the buffer cuts off fails near its end, or in an open string.
+            cut_off = error.pos > len(text) - 16 or error.msg.startswith("Unterminated string")
+            # Doubling the buffer keeps the retries linear in an item's length.
+            more = file.read(max(CHUNK, len(text) - at)) if cut_off else ""
+            if not more:
+                raise ValueError(error.msg) from error
+            text, at = text[at:] + more, 0
+        else:
+            number, at = number + 1, end
+            yield number, item
+    if (text[mark.end() :] + file.read(CHUNK)).strip():
+        raise ValueError("there is text after the array")
 
 
 def _read_csv(path: Path, _: ColumnConfig) -> Numbered:
@@ -274,7 +278,7 @@ def _read_csv(path: Path, _: ColumnConfig) -> Numbered:
             if len(cells) == len(header):
                 yield number, dict(zip(header, cells, strict=True))
             else:
-                yield number, BadRow(None, f"has {len(cells)} cells, the header {len(header)}")
+                yield number, RowError(None, f"has {len(cells)} cells, the header {len(header)}")
 
 
 def _read_parquet(path: Path, columns: ColumnConfig) -> Numbered:
@@ -282,18 +286,18 @@ def _read_parquet(path: Path, columns: ColumnConfig) -> Numbered:
 
     number = 0
     with ParquetFile(path) as file:
-        for batch in file.iter_batches(256, columns=_wanted(file.schema_arrow.names, columns)):
+        for batch in file.iter_batches(256, columns=_needed_columns(file.schema_arrow.names, columns)):
             for index in range(batch.num_rows):
                 number += 1
                 try:
                     row = {name: batch.column(name)[index].as_py() for name in batch.schema.names}
                 except UnicodeDecodeError as error:
-                    row = BadRow(None, f"is not UTF-8 ({error})")
+                    row = RowError(None, f"is not UTF-8 ({error})")
                 yield number, row
 
 
-def _wanted(names: Iterable[str], columns: ColumnConfig) -> list[str] | None:
-    """The columns worth decoding; None, for all, if one is missing, so that the error can say which are there."""
+def _needed_columns(names: Iterable[str], columns: ColumnConfig) -> list[str] | None:
+    """Return the columns to decode; None, for all, if one is missing, so that the error can list the existing ones."""
     needed = {column for column in (columns.question, columns.solution, columns.answer) if column}
     optional = set() if columns.answer else set(ANSWER_COLUMNS)
     return sorted(needed | optional & set(names)) if needed <= set(names) else None

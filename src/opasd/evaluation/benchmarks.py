@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, field_validator
 from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
 from opasd.data.made import TASKS, make_problems
 from opasd.data.problems import Problem, load_problems
-from opasd.data.sources import Origin, files_by_split, listing, rows_of
+from opasd.data.sources import Origin, files_by_split, listing, read_rows
 from opasd.errors import ConfigError, DataError
 from opasd.grading.equality import choice, tidy
 from opasd.grading.verdict import AnswerKind
@@ -280,7 +280,7 @@ def _split(source: Path, entry: Benchmark) -> str:
 
 def _columns(config: DataConfig, entry: Benchmark) -> ColumnConfig:
     """The entry's columns, or in their place the usual ones, by the first row of a local file."""
-    first = next(rows_of(config.source, config, Origin()), None)
+    first = next(read_rows(config.source, config, Origin()), None)
     row = first[2] if first else None
     if not isinstance(row, Mapping):
         return config.columns

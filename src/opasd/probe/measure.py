@@ -24,7 +24,7 @@ from opasd.analysis.leaks import leak_pattern
 from opasd.analysis.preference import tenths, top_share
 from opasd.choices import FinishReason
 from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
-from opasd.data.sets import problems
+from opasd.data.sets import load_set
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import THINK, opens_thinking, readable
 from opasd.evaluation.loop import Progress
@@ -167,7 +167,7 @@ def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callabl
     usable = (
         Asked(section, pair)
         for section, (data, split) in sets.items()
-        for problem in problems(data, split)
+        for problem in load_set(data, split)
         for pair in builder.pairs([problem], on_bad_row=data.on_bad_row)[0]
     )
     found = list(islice(usable, count))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import DataConfig, ModelConfig, RunConfig
 from opasd.data.problems import Problem
-from opasd.data.sets import problems
+from opasd.data.sets import load_set
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import packaged
 from opasd.grading.verdict import is_correct
@@ -199,7 +199,7 @@ def _problems(subject: Subject, data: str | None, numbers: Sequence[int]) -> lis
     config = DataConfig(source=data) if data else subject.config.data
     if config.source == LAB:
         config = DataConfig(source=LAB, sample=min(max(numbers), packaged()[LAB].problems or 0), seed=0)
-    found = problems(config, "test")
+    found = load_set(config, "test")
     if max(numbers) > len(found):
         raise ConfigError(f"--problem {max(numbers)}: {config.source} has {len(found)} problems")
     return [found[number - 1] for number in numbers]

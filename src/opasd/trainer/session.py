@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.config import DataConfig, RunConfig, TrainConfig
-from opasd.data.sets import RunSet, problems
+from opasd.data.sets import RunSet, load_set
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.files import full_disk_errors
 from opasd.lab import LAB
@@ -51,7 +51,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
             stacklevel=2,
         )
     model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
-    train_dataset = problems(config.data, "train")
+    train_dataset = load_set(config.data, "train")
     eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
     with _told_as_extra(config.train):
         trainer = OPASDTrainer(
@@ -117,7 +117,7 @@ def checkpoint_bytes(model: torch.nn.Module) -> int:
 
 def _validation_set(name: str, config: DataConfig) -> RunSet:
     try:
-        return problems(config, "validation")
+        return load_set(config, "validation")
     except DataError as error:
         told = re.sub(r"\bdata\.(?=source|on_bad_row|columns|split|subset)", f"validation_data.{name}.", str(error))
         raise DataError(

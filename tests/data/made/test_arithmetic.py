@@ -69,16 +69,16 @@ def test_a_prefix_of_a_split_is_a_prefix():
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("count", [None, 5, 10**6])
 def test_sizes_are_told_as_they_are(split, count):
-    assert len(made.make_problems("arithmetic", split, count)) == made.size("arithmetic", split, count)
+    assert len(made.make_problems("arithmetic", split, count)) == made.count_problems("arithmetic", split, count)
     if count != 10**6:
-        assert len(made.make_problems("lab", split, count)) == made.size("lab", split, count)
+        assert len(made.make_problems("lab", split, count)) == made.count_problems("lab", split, count)
 
 
 def test_the_default_split_is_the_one_that_is_needed():
-    assert made.own_split(DataConfig(source="arithmetic"), "validation") == "validation"
-    assert made.own_split(DataConfig(source="lab", split="test"), "validation") == "test"
+    assert made.task_split(DataConfig(source="arithmetic"), "validation") == "validation"
+    assert made.task_split(DataConfig(source="lab", split="test"), "validation") == "test"
     with pytest.raises(ConfigError, match="data source lab has the splits train, validation, test, got 'dev'"):
-        made.own_split(DataConfig(source="lab", split="dev"), "train")
+        made.task_split(DataConfig(source="lab", split="dev"), "train")
 
 
 def test_the_lab_s_problems_are_its_own():

@@ -1,4 +1,4 @@
-"""The tasks that come with the package, by the name of their data source."""
+"""The tasks of this package, made by code: the data sources `lab` (counts) and `arithmetic`."""
 
 from typing import TYPE_CHECKING, get_args
 
@@ -13,29 +13,32 @@ if TYPE_CHECKING:
 TASKS = ("lab", "arithmetic")
 
 
-def own_split(config: DataConfig, needed: Split) -> Split:
-    """The split that is meant: `train`, the default of a data section, stands for what its problems are needed for.
+def task_split(config: DataConfig, purpose: Split) -> Split:
+    """Return the split to use: `train`, the default of a data section, means the split of that purpose.
 
-    A task that is made by code has no columns, rows and so on: an error where the section sets one."""
+    Refuse a section that sets columns, rows or another field that tasks made by code do not have.
+    """
     known = {"source", "split", "sample", "on_bad_row"} | ({"seed"} if config.source == "lab" else set())
     default = DataConfig().model_dump()
-    if odd := sorted(name for name, value in config.model_dump(exclude=known).items() if value != default[name]):
-        raise ConfigError(f"data source {config.source} is made by code and knows no {', '.join(odd)}; leave that out")
+    if unknown := sorted(name for name, value in config.model_dump(exclude=known).items() if value != default[name]):
+        raise ConfigError(
+            f"data source {config.source} is made by code and has no {', '.join(unknown)}; leave that out"
+        )
     for split in get_args(Split):
         if config.split == split:
-            return needed if split == "train" else split
+            return purpose if split == "train" else split
     raise ConfigError(f"data source {config.source} has the splits {', '.join(get_args(Split))}, got {config.split!r}")
 
 
 def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> list["Problem"]:
-    """Problems of a split, as many as there are or are drawn unless told; `arithmetic` has one order, whatever seed."""
+    """Return `count` problems of a split (default: all, or 4,096 of `lab`); `arithmetic` ignores the seed."""
     if source == "lab":
         return counts.make_problems(split, count or counts.DEFAULT_PROBLEMS, seed)
-    return arithmetic.make_problems(split, size(source, split, count))
+    return arithmetic.make_problems(split, count_problems(source, split, count))
 
 
-def size(source: str, split: Split, count: int | None) -> int:
-    """How many those are."""
+def count_problems(source: str, split: Split, count: int | None) -> int:
+    """Return the number of problems that `make_problems` makes."""
     if source == "lab":
         return count or counts.DEFAULT_PROBLEMS
     return min(count or arithmetic.SIZES[split], arithmetic.SIZES[split])

@@ -7,9 +7,9 @@
     …
     Therefore, the result is \\(\\boxed{936}\\).
 
-Solutions have a form that Qwen2.5-Coder's own answers often have, so that a teacher who sees one tells a wrong step of
-the student from a right one, and not its own words from the student's. Always the same problems, none in two splits.
-Needs the standard library alone.
+Solutions are worded like many answers of Qwen2.5-Coder. So a teacher that sees one tells a wrong step of the student
+from a right one, and not its own wording from the student's. The problems are always the same, and none is in two
+splits. Imports the standard library alone.
 """
 
 import functools
@@ -23,12 +23,12 @@ Split = Literal["train", "validation", "test"]
 SIZES: dict[Split, int] = {"train": 4096, "validation": 400, "test": 1000}
 STEPS = 4
 LARGEST = 5000
-"""No number, right or on the way, is larger."""
+"""The largest result and intermediate result."""
 SIGNS = {"Add": "+", "Subtract": "-", "Multiply": "\\times"}
 
 
 def make_problems(split: Split, count: int) -> list["Problem"]:
-    """The first problems of a split."""
+    """Return the first problems of a split."""
     from opasd.data.problems import Problem
 
     rows = _splits()[split][:count]
@@ -37,12 +37,12 @@ def make_problems(split: Split, count: int) -> list["Problem"]:
 
 @functools.cache
 def _splits() -> dict[Split, list[tuple[str, str, str]]]:
-    draw = random.Random(2026)  # which draws no problem twice
+    draw = random.Random(2026)  # this seed draws no problem twice
     return {split: [_chain(draw) for _ in range(size)] for split, size in SIZES.items()}
 
 
 def _chain(draw: random.Random) -> tuple[str, str, str]:
-    """A question, its solution and its answer."""
+    """Return a question, its solution and its answer."""
     number = draw.randint(12, 99)
     words, lines = [f"Start with {number}."], [f"1. Start with {number}."]
     while len(lines) <= STEPS:
@@ -51,9 +51,9 @@ def _chain(draw: random.Random) -> tuple[str, str, str]:
         result = {"Add": number + other, "Subtract": number - other, "Multiply": number * other}[name]
         if not 0 < result <= LARGEST:
             continue
-        told = f"{name} by {other}" if name == "Multiply" else f"{name} {other}"
-        words.append(f"{told}.")
-        lines.append(f"{len(lines) + 1}. {told}: \\({number} {SIGNS[name]} {other} = {result}\\).")
+        operation = f"{name} by {other}" if name == "Multiply" else f"{name} {other}"
+        words.append(f"{operation}.")
+        lines.append(f"{len(lines) + 1}. {operation}: \\({number} {SIGNS[name]} {other} = {result}\\).")
         number = result
     question = f"{' '.join(words)} What number is the result?"
     return question, "\n".join([*lines, "", f"Therefore, the result is \\(\\boxed{{{number}}}\\)."]), str(number)

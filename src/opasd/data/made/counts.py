@@ -1,4 +1,4 @@
-"""A small reasoning task made by code: chains of counts under a rule that is stated first and holds to the end.
+"""The lab task, made by code: chains of counts under a rule that is stated first and applies to every step.
 
     Rule: whoever gets apples then gives 1 away. Ann gets 3 more apples than Tom. Tom starts with 6 pears. Tom starts
     with 4 apples. Bob gets twice as many apples as Ann. How many apples does Bob have in the end?
@@ -8,9 +8,9 @@
     Bob: 6 * 2 = 12, minus 1 = 11.
     Answer: \\boxed{11}
 
-Statements stand in any order, some belong to another item or lead nowhere. Level L has L + 1 dependent steps and L
-distractors. A problem's split is decided by a hash of what it says, whatever the order of its statements, so no
-problem is in two splits. Needs the standard library alone.
+Statements come in any order; some are about another item or lead nowhere. Level L has L + 1 dependent steps and L
+distractors. A hash of the sorted statements decides a problem's split, so no problem is in two splits. Imports the
+standard library alone.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ NAMES = (
 )
 ITEMS = ("apples", "cards", "coins", "pears", "shells", "stones")
 DEFAULT_PROBLEMS = 4096
-"""Problems of a split where a configuration does not say how many."""
+"""Number of problems of a split if the configuration gives none."""
 MAX_COUNT = 30
-"""No count, right or on the way, is larger."""
+"""The largest count and intermediate count."""
 
 _SPLIT_SHARES: dict[Split, range] = {
     "pretrain": range(40),
@@ -48,7 +48,7 @@ _BOXED = re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What happens to every count that was got from another one."""
+    """The rule for every count that is derived from another one."""
 
     kind: RuleKind
     amount: int
@@ -59,17 +59,17 @@ class Rule:
         return count + self.amount if self.kind == "plus" else count - self.amount
 
     def text(self, item: str) -> str:
-        what = {
+        effect = {
             "minus": f"then gives {self.amount} away",
             "plus": f"then finds {self.amount} more",
             "cap": f"can keep at most {self.amount}",
         }[self.kind]
-        return f"Rule: whoever gets {item} {what}."
+        return f"Rule: whoever gets {item} {effect}."
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`name` gets a count made from `source`'s and an amount, or from `source`'s and `other`'s."""
+    """`name` gets a count made from that of `source` and an amount, or from those of `source` and `other`."""
 
     name: str
     kind: StepKind
@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a worked solution: `left sign right = raw`, then the rule; without it `final` is `raw`."""
+    """One line of a worked solution: `left sign right = raw`, then the rule turns `raw` into `final`."""
 
     name: str
     left: int
@@ -98,7 +98,7 @@ class Line:
     rule: Rule
 
     def pieces(self) -> tuple[str, str, str, str]:
-        """The line's text up to its first number, up to its sum, up to the rule, and the rest."""
+        """Return the line in four parts: to its first number, to its result, to the rule, and the rest."""
         end = ".\n"
         if self.final != self.raw:
             kind, amount = self.rule.kind, self.rule.amount
@@ -111,30 +111,30 @@ class Line:
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A problem with its structure; the last step's count is asked for."""
+    """A problem with its structure; its question asks for the count of the last step."""
 
     level: int
     item: str
     rule: Rule
     givens: dict[str, int]
-    """Counts of the item that are stated: the start of the chain first, then what `both` adds."""
+    """Stated counts of the item: the start of the chain first, then those that `both` steps add."""
     steps: tuple[Step, ...]
     decoys: dict[str, int]
-    """Counts of another item, stated for people whose count of the item is needed."""
+    """Stated counts of another item, for people whose count of the item matters."""
     distractors: tuple[str, ...]
-    """The statements that do not matter, the decoys' among them."""
+    """The statements that do not matter, including the decoys."""
     statements: tuple[str, ...]
     """All statements after the rule, in the order of the problem."""
     id: str = field(default="", compare=False)
 
     @property
     def question(self) -> str:
-        asked = f"How many {self.item} does {self.steps[-1].name} have in the end?"
-        return " ".join((self.rule.text(self.item), *self.statements, asked))
+        query = f"How many {self.item} does {self.steps[-1].name} have in the end?"
+        return " ".join((self.rule.text(self.item), *self.statements, query))
 
     @property
     def plan(self) -> str:
-        """The plan's line: from who is asked about back to who starts."""
+        """The first line of the solution: the people from the last of the chain back to the first."""
         return f"Plan: {', '.join([step.name for step in reversed(self.steps)] + [self.steps[0].source])}.\n"
 
     @property
@@ -147,7 +147,7 @@ class Puzzle:
 
     @property
     def key(self) -> str:
-        """The same for problems that differ in the order of their statements alone."""
+        """A text that is equal for problems that differ only in the order of their statements."""
         return "|".join((self.rule.text(self.item), *sorted(self.statements), self.steps[-1].name))
 
     @property
@@ -156,7 +156,7 @@ class Puzzle:
         return next(split for split, shares in _SPLIT_SHARES.items() if share in shares)
 
     def row(self) -> dict[str, str | int]:
-        """The problem as a row of a data set."""
+        """Return the problem as a row of a data set."""
         return {
             "id": self.id,
             "level": self.level,
@@ -167,12 +167,12 @@ class Puzzle:
 
 
 def answer_text(count: int) -> str:
-    """The last line of a response."""
+    """Return the last line of a response."""
     return f"Answer: \\boxed{{{count}}}"
 
 
 def work_step(puzzle: Puzzle, step: Step, counts: dict[str, int]) -> Line:
-    """The right line of a step, given the counts so far."""
+    """Return the correct line of a step, given the counts so far."""
     left = counts[step.source]
     right = counts[step.other] if step.kind == "both" else step.amount
     sign = {"more": "+", "fewer": "-", "twice": "*", "both": "+"}[step.kind]
@@ -181,7 +181,7 @@ def work_step(puzzle: Puzzle, step: Step, counts: dict[str, int]) -> Line:
 
 
 def work(puzzle: Puzzle) -> list[Line]:
-    """The lines of the worked solution."""
+    """Return the lines of the worked solution."""
     counts, lines = dict(puzzle.givens), []
     for step in puzzle.steps:
         lines.append(work_step(puzzle, step, counts))
@@ -190,20 +190,21 @@ def work(puzzle: Puzzle) -> list[Line]:
 
 
 def read_answer(response: str) -> str | None:
-    """The number in the last `\\boxed{}` of a response, without leading zeros."""
-    found = _BOXED.findall(response)
-    return str(int(found[-1])) if found else None
+    """Return the number in the last `\\boxed{}` of a response, without leading zeros."""
+    numbers = _BOXED.findall(response)
+    return str(int(numbers[-1])) if numbers else None
 
 
 def is_right(response: str, answer: str) -> bool:
-    """Whether the response's final boxed number is the answer."""
+    """Return whether the last boxed number of the response is the answer."""
     return read_answer(response) == answer
 
 
 def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Puzzle]:
-    """`count` different problems of a split; of all levels in turn where none is named.
+    """Return `count` different problems of a split, of one level or of all in turn.
 
-    Problem i depends on (split, seed, level, i) alone, but for the rare one that repeats an earlier one."""
+    Problem i depends only on (split, seed, level, i), unless it would repeat an earlier one, which is rare.
+    """
     if split not in get_args(Split):
         raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
     if level is not None and level not in LEVELS:
@@ -222,7 +223,7 @@ def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = No
 
 
 def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list["Problem"]:
-    """`make_puzzles` as the problems that the rest of the package works on."""
+    """Return the puzzles of `make_puzzles` as problems."""
     from opasd.data.problems import Problem
 
     puzzles = make_puzzles(split, count, seed, level)
@@ -230,7 +231,7 @@ def make_problems(split: Split, count: int, seed: int = 0, level: int | None = N
 
 
 def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
-    """A random puzzle, or None where its counts leave the range or its rule never matters."""
+    """Return a random puzzle, or None if its counts leave the range or its rule never matters."""
     num_steps = level + 1
     people = rng.sample(NAMES, len(NAMES))
     chain = [people.pop() for _ in range(num_steps + 1)]
@@ -254,15 +255,15 @@ def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
     lines = work(puzzle)
     in_range = all(0 <= count <= MAX_COUNT for line in lines for count in (line.raw, line.final))
     changed = [line.final != line.raw for line in lines]
-    # A cap that bites last gives its answer away; most caps must be carried through a step that they leave alone.
-    bites_right = any(changed) and (not changed[-1] or rng.random() < 0.3) if kind == "cap" else all(changed)
-    return puzzle if in_range and bites_right else None
+    # A cap that applies in the last step gives the answer away, so most must apply only in earlier steps.
+    rule_matters = any(changed) and (not changed[-1] or rng.random() < 0.3) if kind == "cap" else all(changed)
+    return puzzle if in_range and rule_matters else None
 
 
 def _distract(
     rng: random.Random, level: int, chain: list[str], people: list[str], item: str, other_item: str
 ) -> tuple[dict[str, int], list[str]]:
-    """The decoys' counts, and `level` statements that do not matter; the first one is always a decoy."""
+    """Return the decoys' counts and `level` statements that do not matter; the first is always a decoy."""
     decoys: dict[str, int] = {}
     texts: list[str] = []
     sources = chain[:-1]
