@@ -25,7 +25,7 @@ def measure(problems: int, alone: int, max_batch: int = 256) -> dict[str, tuple[
     """Tokens a second and cores at work, of both ways."""
     base = TransformersBase(LAB, max_batch)
     benchmark, profile = load(packaged()["lab"], limit=problems), PROFILES["lab"]
-    builder = PromptBuilder(base.tokenizer, benchmark.benchmark.prompts())
+    builder = PromptBuilder(base.tokenizer, benchmark.entry.prompts())
     prompts = [builder.student_ids(problem.question, thinking=False) for problem in benchmark.problems]
     seeds = [derive_seed(0, problem.id, 0) for problem in benchmark.problems]
     engine = base.engine(1024, [])

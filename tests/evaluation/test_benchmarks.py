@@ -96,11 +96,11 @@ def test_the_hub_s_form_of_gsm8k(tmp_path):
 def test_files_of_one_s_own(tmp_path):
     (entry,) = find_benchmarks([str(write(tmp_path / "mine.jsonl"))])
     loaded = load(entry)
-    assert (loaded.name, loaded.benchmark.kind, len(loaded.problems)) == ("mine", "integer", 3)
+    assert (loaded.name, loaded.entry.kind, len(loaded.problems)) == ("mine", "integer", 3)
     questions = [{"question": "q", "answer": "\\frac{1}{2}"}]
     (entry,) = find_benchmarks([str(write(tmp_path / "folder" / "test.jsonl", questions).parent)])
     loaded = load(entry)
-    assert (loaded.name, loaded.benchmark.kind, loaded.problems[0].question) == ("folder", "expression", "q")
+    assert (loaded.name, loaded.entry.kind, loaded.problems[0].question) == ("folder", "expression", "q")
 
 
 def test_entries_of_one_s_own(tmp_path):
@@ -110,8 +110,8 @@ def test_entries_of_one_s_own(tmp_path):
     )
     (entry,) = find_benchmarks([str(tmp_path / "mine.yaml")])
     loaded = load(entry)
-    assert (loaded.benchmark.kind, loaded.problems[0].answer, loaded.problems[0].id) == ("choice", "B", "quiz/1")
-    assert loaded.benchmark.prompts().student == "{question} Letter?"
+    assert (loaded.entry.kind, loaded.problems[0].answer, loaded.problems[0].id) == ("choice", "B", "quiz/1")
+    assert loaded.entry.prompts().student == "{question} Letter?"
 
 
 @pytest.mark.parametrize("answer", ["1", "12", "Cat", "A or B", "x = 2"])
@@ -193,8 +193,8 @@ def test_a_missing_local_copy_goes_to_the_hub_at_the_pinned_commit(tmp_path, mon
 @pytest.mark.parametrize("name", [name for name in packaged() if name != "lab"])
 def test_real_copies(name):
     loaded = load(packaged()[name], SHARED)
-    assert len(loaded.problems) == loaded.benchmark.problems
-    assert loaded.benchmark.kind == packaged()[name].kind
+    assert len(loaded.problems) == loaded.entry.problems
+    assert loaded.entry.kind == packaged()[name].kind
 
 
 def test_an_entry_is_strict():

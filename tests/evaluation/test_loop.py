@@ -199,7 +199,7 @@ def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
 def _prompts(evaluation: Evaluation, tokenizer):
     from opasd.prompts.pairs import PromptBuilder
 
-    builder = PromptBuilder(tokenizer, evaluation.benchmarks[0].benchmark.prompts())
+    builder = PromptBuilder(tokenizer, evaluation.benchmarks[0].entry.prompts())
     problems = evaluation.benchmarks[0].problems
     return [builder.student_ids(problem.question, thinking=False) for problem in problems for _ in range(2)]
 

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opasd.cli.evaluate import _parser
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes import load_recipe
 from opasd.recipes.checking import to_config
-from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import parse_value, parse_yaml, read_yaml, write_yaml
 
 
@@ -55,22 +53,6 @@ def test_evaluation_settings_are_inherited_and_checked(tmp_path: Path) -> None:
         (tmp_path / "b.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
             load_recipe(str(tmp_path / "b.yaml"))
-
-
-def test_every_evaluation_setting_is_an_option_of_evaluate() -> None:
-    given = EvaluateConfig(
-        benchmarks=("aime24", "x.jsonl"), profile="opsd", samples=3, problems=4, budgets=(8, 16), max_new_tokens=16,
-        temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, thinking=False, seed=-1, engine="vllm_server",
-        server=("http://a:1", "http://b:2"), max_batch=5, data_dir="d",
-    )  # fmt: skip
-    options = vars(_parser().parse_args(["lab", *given.flags()]))
-    expected = given.model_dump() | {
-        "benchmarks": ["aime24,x.jsonl"],
-        "server": list(given.server),
-        "data_dir": Path("d"),
-    }
-    assert {name: options[name] for name in EvaluateConfig.model_fields} == expected
-    assert EvaluateConfig(thinking=True).flags() == ["--thinking"]
 
 
 def test_extends_in_a_circle_is_an_error(tmp_path: Path) -> None:

@@ -1,24 +1,23 @@
 """Evaluate models on benchmarks: base, runs, adapters or merged models, several at once.
 
-Samples go to samples.jsonl as they come; the same command goes on where a killed one stopped. Results are in
-evaluation.json and, for a run, in its folder too.
+Samples are written to samples.jsonl as they are drawn; the same command continues where a killed one stopped. Results
+are in evaluation.json and, for a run, in its folder too.
 """
 
 import argparse
-import errno
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-from opasd.choices import Engine, Precision
+from opasd.choices import Precision
 from opasd.errors import ConfigError
-from opasd.progress import SampleProgress
 
 if TYPE_CHECKING:
-    from opasd.evaluation.loop import Evaluation
+    from opasd.evaluation.loop import Evaluation, OpenBase
+    from opasd.evaluation.targets import Target
+    from opasd.recipes.evaluate import EvaluateConfig
 
 EXAMPLES = """examples:
   opasd evaluate lab                                    the embedded model on its own task
@@ -28,47 +27,52 @@ EXAMPLES = """examples:
 
 
 def run(args: list[str]) -> int:
-    """The command."""
+    """Run the command."""
+    from opasd.cli._flags import read_flags
+    from opasd.recipes.evaluate import EvaluateConfig
+
     options = _parser().parse_args(args)
     if options.list:
         return _list(as_json=options.json)
     if not options.targets:
         raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
-    asked = _asked(options)
+    config = read_flags(options, EvaluateConfig)
+    evaluation = _evaluation(options, config)
     from opasd.evaluation import folder as folders
     from opasd.evaluation.loop import evaluate
     from opasd.evaluation.results import table
+    from opasd.files import full_disk_errors
+    from opasd.progress import SampleProgress
     from opasd.run.folder import hold
 
-    settings = asked.settings()
-    path = options.output or Path("evaluations") / folders.default_name(settings)
+    requested = evaluation.settings()
+    path = options.output or Path("evaluations") / folders.default_name(requested)
     progress = SampleProgress()
     folders.make(path)
     with hold(path, "evaluation"):
-        asked_for, settings = settings["targets"], folders.enter(path, settings)
-        # Differences are against the first that was asked for, whatever the folder has had before.
-        settings = settings | {"targets": asked_for | settings["targets"]}
+        settings = folders.enter(path, requested)
+        # Differences are against the first target of this command, whatever the folder held before.
+        settings = settings | {"targets": requested["targets"] | settings["targets"]}
         try:
-            evaluation = evaluate(asked, path, settings, _opener(options), progress)
+            with full_disk_errors(path, "give the same command again: it continues"):
+                results = evaluate(evaluation, path, settings, _opener(evaluation, config), progress)
         except KeyboardInterrupt:
-            progress.say(f"stopped; what was drawn is in {path}: the same command goes on")
+            progress.say(f"stopped; the samples so far are in {path}: the same command continues")
             raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS):
-                raise
-            raise ConfigError(
-                f"{path} cannot be written to ({error.strerror}); free some space: the same command goes on"
-            ) from error
         finally:
             progress.end()
     if options.json:
-        sys.stdout.write(json.dumps(evaluation, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(results, ensure_ascii=False) + "\n")
     else:
-        sys.stdout.write(f"{table(evaluation)}\n{path / folders.RESULTS}\n")
+        sys.stdout.write(f"{table(results)}\n{path / folders.RESULTS}\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
+    from opasd.cli._flags import add_flags
+    from opasd.evaluation.profiles import PROFILE_OPTIONS
+    from opasd.recipes.evaluate import EvaluateConfig
+
     parser = argparse.ArgumentParser(
         prog="opasd evaluate",
         description=__doc__,
@@ -76,87 +80,79 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "targets", metavar="TARGET", nargs="*", help="base, lab, a run, adapter or model folder, org/name"
+        "targets",
+        metavar="TARGET",
+        nargs="*",
+        help="base, lab, the folder of a run, an adapter or a model, or org/name.",
     )
+    parser.add_argument("--list", action="store_true", help="List the benchmarks that come by name.")
     parser.add_argument(
-        "--benchmarks", metavar="A,B", action="append", default=[],
-        help="names (see --list), data files, folders, or YAML entries; may be repeated",
+        "--model",
+        metavar="MODEL",
+        help="The model that `base` means. Unset: the one that the adapters were trained on.",
+    )
+    parser.add_argument("--revision", help="Commit of --model on the hub.")
+    parser.add_argument("--dtype", choices=get_args(Precision), help="Number format of the weights.")
+    parser.add_argument(
+        "--template-option", metavar="K=V", action="append", default=[],
+        help="A variable of the chat template, such as date_string=2026-01-01. May be repeated.",
     )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="list the benchmarks that come by name")
-    parser.add_argument("--model", metavar="MODEL", help="what `base` is; unset: what the adapters were trained on")
-    parser.add_argument("--revision", help="commit of --model on the hub")
-    parser.add_argument("--dtype", choices=get_args(Precision), help="number format of the weights")
-    parser.add_argument("--engine", choices=get_args(Engine), default="transformers", help="what samples")
-    parser.add_argument("--server", metavar="URL", action="append", default=[], help="a vLLM server; may be repeated")
     parser.add_argument(
-        "--template-option", metavar="K=V", action="append", default=[], type=_template_option,
-        help="a variable of the chat template, such as date_string=2026-01-01; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--max-batch", metavar="N", type=_count, default=128, help="samples drawn side by side (128)")
-    parser.add_argument(
-        "--data-dir", metavar="DIR", type=Path, help="local copies of benchmarks; they win over the hub"
+        "--output", metavar="DIR", type=Path, help="Folder of the results. Unset: evaluations/…, by the settings."
     )
-    parser.add_argument("--problems", metavar="N", type=_count, help="only the first N problems of each benchmark")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="folder; unset: evaluations/… by the settings")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--profile", choices=("paper", "opsd", "lab"), help="settings by name (paper; lab for lab)")
-    sampling.add_argument("--samples", metavar="N", type=_count, help="answers for each problem")
-    sampling.add_argument("--seed", type=int, help="seed of the samples")
-    sampling.add_argument("--temperature", type=float, help="0 takes the likeliest token")
-    sampling.add_argument("--top-p", type=float)
-    sampling.add_argument("--top-k", type=int, help="0 keeps all")
-    sampling.add_argument("--min-p", type=float)
-    sampling.add_argument("--max-new-tokens", metavar="N", type=_count, help="longest completion")
-    sampling.add_argument("--budgets", metavar="A,B", type=_counts, help="cut the same samples at these lengths too")
-    sampling.add_argument(
-        "--thinking", action=argparse.BooleanOptionalAction, help="thinking mode of the chat template"
-    )
+    parser.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
+    add_flags(parser, EvaluateConfig, [name for name in EvaluateConfig.model_fields if name not in PROFILE_OPTIONS])
+    add_flags(parser.add_argument_group("sampling"), EvaluateConfig, PROFILE_OPTIONS)
     return parser
 
 
-def _asked(options: argparse.Namespace) -> "Evaluation":
-    """What the options come to; mistakes are told before anything is loaded."""
-    from opasd.config import ModelConfig
+def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evaluation":
+    """Return the evaluation that the options ask for, and find their mistakes before anything heavy is loaded."""
     from opasd.evaluation.benchmarks import load, requested_benchmarks
-    from opasd.evaluation.profiles import requested_profile
-    from opasd.evaluation.targets import LAB, resolve
-    from opasd.recipes.evaluate import EvaluateConfig
+    from opasd.evaluation.profiles import ENGINE, GROUP, requested_profile
+    from opasd.lab import LAB
+    from opasd.recipes.evaluate import parse_template_option
 
-    if options.revision and not options.model:
-        raise ConfigError("--revision is the commit of --model; give that too, as in base --model ORG/NAME")
-    given = {"name_or_path": options.model, "revision": options.revision, "dtype": options.dtype}
-    model = ModelConfig.model_validate({k: v for k, v in given.items() if v}) if options.model else None
-    targets = resolve(options.targets, model)
-    if options.dtype:
-        targets = [replace(t, model=t.model.model_copy(update={"dtype": options.dtype})) for t in targets]
+    template_options = dict(map(parse_template_option, options.template_option))
+    targets = _targets(options)
     lab = all(target.model.name_or_path == LAB for target in targets)
-    names = [name.strip() for name in ",".join(options.benchmarks).split(",") if name.strip()]
-    given: dict[str, Any] = {name: getattr(options, name, None) for name in EvaluateConfig.model_fields}
-    given |= {"benchmarks": tuple(names), "server": (), "data_dir": None, "budgets": options.budgets or ()}
-    checked = EvaluateConfig.model_construct(**given)
-    entries = requested_benchmarks(checked, lab=lab)
-    chosen = requested_profile(checked, lab=lab)
-    loaded = [load(entry, options.data_dir, options.problems) for entry in entries]
-    for one in loaded:
-        wanted = one.benchmark.problems
-        if wanted and options.problems is None and len(one.problems) != wanted:
-            sys.stderr.write(f"{one.name}: {one.source} has {len(one.problems)} problems, not {wanted}\n")
-    if (options.engine == "vllm_server") != bool(options.server):
+    entries = requested_benchmarks(config, lab=lab)
+    profile = requested_profile(config, lab=lab)
+    benchmarks = [load(entry, config.data_dir, config.problems) for entry in entries]
+    for benchmark in benchmarks:
+        expected = benchmark.entry.problems
+        if expected and config.problems is None and len(benchmark.problems) != expected:
+            sys.stderr.write(
+                f"{benchmark.name}: {benchmark.source} has {len(benchmark.problems)} problems, not {expected}\n"
+            )
+    engine = config.engine or ENGINE
+    if (engine == "vllm_server") != bool(config.server):
         raise ConfigError("--engine vllm_server and --server http://HOST:PORT go together; give both or neither")
     from opasd.evaluation.loop import Evaluation
 
-    return Evaluation(
-        targets, loaded, chosen, options.engine, options.max_batch, template_options=dict(options.template_option)
-    )
+    return Evaluation(targets, benchmarks, profile, engine, config.max_batch or GROUP, template_options)
 
 
-def _opener(options: argparse.Namespace) -> Any:
+def _targets(options: argparse.Namespace) -> "list[Target]":
+    from opasd.config import ModelConfig
+    from opasd.evaluation.targets import resolve
+
+    if options.revision and not options.model:
+        raise ConfigError("--revision is the commit of --model; give that too, as in base --model ORG/NAME")
+    settings = {"name_or_path": options.model, "revision": options.revision, "dtype": options.dtype}
+    given = {name: value for name, value in settings.items() if value}
+    targets = resolve(options.targets, ModelConfig.model_validate(given) if options.model else None)
+    if options.dtype is None:
+        return targets
+    return [replace(target, model=target.model.model_copy(update={"dtype": options.dtype})) for target in targets]
+
+
+def _opener(evaluation: "Evaluation", config: "EvaluateConfig") -> "OpenBase":
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation.bases import open_base
 
-    servers = ServersConfig(urls=tuple(options.server))
-    rollout = RolloutConfig(engine=options.engine, max_batch=options.max_batch, servers=servers)
+    servers = ServersConfig(urls=config.server)
+    rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
     return lambda model: open_base(model, rollout)
 
 
@@ -174,32 +170,3 @@ def _list(*, as_json: bool) -> int:
             f"{entry.name:<10} {entry.title:<32} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
         )
     return 0
-
-
-def _template_option(text: str) -> tuple[str, str | int | bool]:
-    name, equals, value = text.partition("=")
-    if not name.isidentifier() or not equals:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
-    named: dict[str, bool] = {"true": True, "false": False}
-    if value in named:
-        return name, named[value]
-    try:
-        return name, int(value) if re.fullmatch("-?[0-9]+", value) else _unquoted(value)
-    except ValueError:  # too many digits, or quotes within quotes
-        told = "a number, or a text in quotes as JSON has it"
-        raise argparse.ArgumentTypeError(f"expected {told}, got {text!r:.80}") from None
-
-
-def _unquoted(value: str) -> str:
-    """A text that would read as something else may be given as JSON has it: `"true"`, `"7"`."""
-    return str(json.loads(value)) if len(value) > 1 and value[0] == value[-1] == '"' else value
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part.strip()) for part in text.split(","))

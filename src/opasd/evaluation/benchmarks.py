@@ -97,7 +97,7 @@ class Benchmark(Section):
 class LoadedBenchmark:
     """A benchmark and its problems, each with an answer."""
 
-    benchmark: Benchmark
+    entry: Benchmark
     problems: tuple[Problem, ...]
     source: str
     """What was read: a path, a hub name or an embedded task."""
@@ -106,25 +106,25 @@ class LoadedBenchmark:
 
     @property
     def name(self) -> str:
-        return self.benchmark.name
+        return self.entry.name
 
     @property
     def fingerprint(self) -> str:
         """Differs when a question, an answer or the way they are asked and graded does."""
-        asked = [self.benchmark.prompt, self.benchmark.instruction, self.benchmark.kind]
+        wording = [self.entry.prompt, self.entry.instruction, self.entry.kind]
         rows = [[problem.id, problem.question, problem.answer] for problem in self.problems]
-        return hashlib.blake2b(json.dumps([asked, rows]).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps([wording, rows]).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """What a result says of it."""
         return {
-            "title": self.benchmark.title or self.name,
+            "title": self.entry.title or self.name,
             "source": self.source,
             "revision": self.revision,
             "problems": len(self.problems),
-            "kind": self.benchmark.kind,
-            "prompt": self.benchmark.prompt,
-            "instruction": self.benchmark.instruction,
+            "kind": self.entry.kind,
+            "prompt": self.entry.prompt,
+            "instruction": self.entry.instruction,
             "fingerprint": self.fingerprint,
         }
 
@@ -192,7 +192,7 @@ def _find(name: str, known: Mapping[str, Benchmark]) -> list[Benchmark]:
     raise ConfigError(f'no benchmark "{name[:80]}"; {hint} The benchmarks are {", ".join(known)}')
 
 
-def load(entry: Benchmark, data_dir: Path | None = None, limit: int | None = None) -> LoadedBenchmark:
+def load(entry: Benchmark, data_dir: str | Path | None = None, limit: int | None = None) -> LoadedBenchmark:
     """The benchmark's problems, the first `limit` of them; from `data_dir` where it has a copy."""
     if entry.source in TASKS:
         return LoadedBenchmark(entry, tuple(_embedded(entry, limit)), entry.source, None)
@@ -244,12 +244,12 @@ def _numbered(problem: Problem, number: int, entry: Benchmark) -> Problem:
     return Problem(problem.question, "", answer, f"{entry.name}/{number}")
 
 
-def _local_copy(entry: Benchmark, data_dir: Path | None) -> Path | None:
+def _local_copy(entry: Benchmark, data_dir: str | Path | None) -> Path | None:
     """The copy of a benchmark in `data_dir`: NAME.jsonl (json, csv, parquet) or a folder NAME of the hub's form."""
-    folder = data_dir or (Path(os.environ[DATA_DIR]) if os.environ.get(DATA_DIR) else None)
-    if folder is None:
+    given = data_dir or os.environ.get(DATA_DIR)
+    if not given:
         return None
-    folder = folder.expanduser()
+    folder = Path(given).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder}, where local copies of benchmarks are looked for; give an existing one")
     here = {path.name.casefold(): path for path in folder.iterdir()}
@@ -262,7 +262,7 @@ def _local_copy(entry: Benchmark, data_dir: Path | None) -> Path | None:
     return whole if "/" in entry.source and not Path(entry.source).is_absolute() and whole.is_dir() else None
 
 
-def is_local(entry: Benchmark, data_dir: Path | None = None) -> bool:
+def is_local(entry: Benchmark, data_dir: str | Path | None = None) -> bool:
     """Whether `load` reads it from this machine."""
     return entry.source in TASKS or bool(_local_copy(entry, data_dir) or _existing(entry.source))
 

@@ -121,15 +121,15 @@ def _is_run(target: Mapping[str, Any], run: Path) -> bool:
 
 def _same_problems(about: Mapping[str, Any], entry: Benchmark, options: EvaluateConfig) -> bool:
     """Compare the problems where they are on this machine, else their wording and their number."""
-    data_dir, limit = Path(options.data_dir) if options.data_dir else None, options.problems
-    if is_local(entry, data_dir):
-        return about["fingerprint"] == _fingerprint(entry.model_dump_json(), data_dir, limit)
+    limit = options.problems
+    if is_local(entry, options.data_dir):
+        return about["fingerprint"] == _fingerprint(entry.model_dump_json(), options.data_dir, limit)
     count = min(limit or 10**9, entry.problems or about["problems"])
     return [about[name] for name in ("prompt", "instruction", "problems")] == [entry.prompt, entry.instruction, count]
 
 
 @cache
-def _fingerprint(entry: str, data_dir: Path | None, limit: int | None) -> str:
+def _fingerprint(entry: str, data_dir: str | None, limit: int | None) -> str:
     return load(Benchmark.model_validate_json(entry), data_dir, limit).fingerprint
 
 

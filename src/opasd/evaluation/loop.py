@@ -123,7 +123,7 @@ def evaluate(
         for model, targets in _by_model(asked.targets):
             if not any(missing[target.name, b.name] for target in targets for b in asked.benchmarks):
                 continue
-            if any(benchmark.benchmark.kind == "expression" for benchmark in asked.benchmarks):
+            if any(benchmark.entry.kind == "expression" for benchmark in asked.benchmarks):
                 grader.start()  # while the model is loaded
             for drawn, took in _sample_all(asked, model, targets, samples, grader, open_base, progress):
                 tokens, seconds = tokens + drawn, seconds + took
@@ -192,7 +192,7 @@ class _Asking:
         self.benchmark = benchmark
         self.profile = asked.profile
         self.tokenizer = base.tokenizer
-        wording = benchmark.benchmark.prompts().model_copy(update={"template_options": dict(asked.template_options)})
+        wording = benchmark.entry.prompts().model_copy(update={"template_options": dict(asked.template_options)})
         builder = PromptBuilder(base.tokenizer, wording)
         self.prompts = [builder.student_ids(p.question, thinking=asked.profile.thinking) for p in benchmark.problems]
         self.thinking = [opens_thinking(base.tokenizer, prompt) for prompt in self.prompts]
@@ -233,7 +233,7 @@ class _Asking:
     def graded(self, requests: list[Request], completions: list[Completion], grader: Grader) -> list[Sample]:
         """The samples of a group, and of each that is longer than a budget, what it was worth when cut there."""
         jobs: dict[tuple[int, int], Job] = {}
-        kind = self.benchmark.benchmark.kind
+        kind = self.benchmark.entry.kind
         opened = {problem.id: open_ for problem, open_ in zip(self.benchmark.problems, self.thinking, strict=True)}
         texts = [readable(self.tokenizer, completion.ids) for completion in completions]
         for index, (request, completion, text) in enumerate(zip(requests, completions, texts, strict=True)):

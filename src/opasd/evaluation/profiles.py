@@ -63,6 +63,13 @@ PROFILES = {
 }
 """`paper`: the paper's evaluation. `opsd`: that of OPSD's own code. `lab`: the embedded model's validation."""
 
+PROFILE_OPTIONS = tuple(
+    name
+    for name in EvaluateConfig.model_fields
+    if name == "profile" or name in Profile.model_fields or name in SamplingConfig.model_fields
+)
+"""Options of `opasd evaluate` that choose a profile or change it."""
+
 
 def requested_profile(options: EvaluateConfig, *, lab: bool) -> Profile:
     """Return the profile that the options name, or the default one, with the changes that they ask for.

@@ -1,5 +1,7 @@
-"""How a result is evaluated: what `opasd evaluate` is given, as a recipe or a sweep says it."""
+"""How a result is evaluated: the options of `opasd evaluate`, which a recipe or a sweep may set too."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,16 +14,20 @@ from opasd.recipes.checking import explain
 
 
 class EvaluateConfig(Section):
-    """Options of `opasd evaluate` under the same names; what is unset is its own choice or the profile's."""
+    """Options of `opasd evaluate` under the same names. The command or the profile decides what is unset.
+
+    The fields and their order are part of the text that tells a sweep whether its settings have changed.
+    """
 
     benchmarks: tuple[str, ...] = ()
-    """Names (`opasd evaluate --list`), data files or folders. Unset: the paper's four, or `lab` for the lab."""
+    """Names (see `opasd evaluate --list`), data files, folders, or YAML files of entries. Unset: the paper's four, or
+    `lab` for the embedded model."""
     profile: Literal["paper", "opsd", "lab"] | None = None
-    """Sampling settings by name."""
+    """Sampling settings by name. Unset: paper, or lab for the embedded model."""
     samples: int | None = Field(default=None, gt=0)
     """Answers for each problem."""
     problems: int | None = Field(default=None, gt=0)
-    """Only this many problems of each benchmark."""
+    """Only the first problems of each benchmark, this many."""
     budgets: tuple[int, ...] = ()
     """Lengths at which the same samples are cut and graded; each is reported by itself."""
     max_new_tokens: int | None = Field(default=None, gt=0)
@@ -39,34 +45,67 @@ class EvaluateConfig(Section):
     seed: int | None = None
     """Seed of the samples."""
     engine: Engine | None = None
-    """What samples."""
+    """What samples the answers. Unset: transformers."""
     server: tuple[str, ...] = ()
-    """vLLM servers, for `engine: vllm_server`."""
+    """Addresses of vLLM servers, http://HOST:PORT, for the engine vllm_server."""
     max_batch: int | None = Field(default=None, gt=0)
-    """Samples drawn side by side."""
+    """Samples drawn side by side. Unset: 128."""
     data_dir: str | None = None
-    """Folder with local copies of benchmarks."""
+    """Folder with local copies of benchmarks, which are preferred to the hub's."""
 
     def flags(self) -> list[str]:
-        """The same on the command line of `opasd evaluate`."""
-        found: list[str] = []
+        """Return the same options on the command line of `opasd evaluate`."""
+        words: list[str] = []
         for name in type(self).model_fields:
             value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
             if value is None or value == ():
                 continue
             if name == "thinking":
-                found.append(flag if value else "--no-thinking")
+                words.append(flag if value else "--no-thinking")
             elif name == "server":
-                found += [word for url in value for word in (flag, url)]
+                words += [word for url in value for word in (flag, url)]
             else:
-                found += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-        return found
+                words += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        return words
 
 
 def to_evaluate(values: Mapping[str, Any], where: str) -> EvaluateConfig:
-    """Checked; `where` names the origin in the message."""
+    """Return the checked options; `where` names the origin in the message."""
     try:
         return EvaluateConfig.model_validate(dict(values))
     except ValidationError as error:
         lines = explain(error, EvaluateConfig)
         raise ConfigError(f"{where}:\n" + "\n".join(f"  evaluate.{line}" for line in lines)) from None
+
+
+TemplateValue = str | int | bool
+
+
+def template_option(name: str, value: TemplateValue) -> str:
+    """Return NAME=VALUE as `parse_template_option` reads it back: a text that looks like another value is quoted."""
+    if isinstance(value, str):
+        ambiguous = value in _BOOLEANS or value.startswith('"') or _WHOLE_NUMBER.fullmatch(value)
+        return f"{name}={json.dumps(value) if ambiguous else value}"
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def parse_template_option(text: str) -> tuple[str, TemplateValue]:
+    """Return the name and the value of NAME=VALUE: true, false, a whole number, or a text, in quotes if need be."""
+    name, equals, value = text.partition("=")
+    if not name.isidentifier() or not equals:
+        raise ConfigError(f"--template-option: expected NAME=VALUE, got {text!r:.80}")
+    if value in _BOOLEANS:
+        return name, _BOOLEANS[value]
+    try:
+        if _WHOLE_NUMBER.fullmatch(value):
+            return name, int(value)
+        quoted = len(value) > 1 and value[0] == value[-1] == '"'
+        return name, str(json.loads(value)) if quoted else value
+    except ValueError:  # too many digits, or quotes within quotes
+        raise ConfigError(
+            f"--template-option: expected a number, or a text in quotes as in JSON, got {text!r:.80}"
+        ) from None
+
+
+_BOOLEANS = {"true": True, "false": False}
+_WHOLE_NUMBER = re.compile("-?[0-9]+")

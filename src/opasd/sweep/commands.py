@@ -1,6 +1,5 @@
 """A run as the commands that make it: for this machine, for a shell, for Slurm."""
 
-import json
 import re
 import shlex
 import sys
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opasd.errors import ConfigError
+from opasd.recipes.evaluate import template_option
 from opasd.sweep.fields import get, to_flags
 from opasd.sweep.spec import EVALUATION, Planned, Sweep
 
@@ -36,17 +36,9 @@ class Commands:
         if run.evaluate is not None:
             target = run.untrained() if run.evaluate_only else [str(path)]
             options = run.config.prompts.template_options
-            told = [f"--template-option={name}={_text(value)}" for name, value in options.items()]
-            evaluate = ["evaluate", *target, *run.evaluate.flags(), *told, "--output", f"{path}{EVALUATION}"]
+            variables = [f"--template-option={template_option(name, value)}" for name, value in options.items()]
+            evaluate = ["evaluate", *target, *run.evaluate.flags(), *variables, "--output", f"{path}{EVALUATION}"]
         return cls(None if run.evaluate_only else train, None if run.evaluate_only else resume, evaluate)
-
-
-def _text(value: str | int | bool) -> str:
-    """As `opasd evaluate` reads it back: a text that looks like something else is quoted."""
-    if isinstance(value, str):
-        odd = value in ("true", "false") or value.startswith('"') or re.fullmatch("-?[0-9]+", value)
-        return json.dumps(value) if odd else value
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def divided(run: Planned, processes: int) -> Planned:

@@ -1,0 +1,56 @@
+"""Fields of a model as flags of a command. The model alone says which there are, what they mean and what they accept.
+
+    add_flags(parser, EvaluateConfig, ["samples", "thinking"])      # --samples N, --thinking, --no-thinking
+    config = read_flags(parser.parse_args(args), EvaluateConfig)
+
+A list is given as `--budgets A,B`; its flag may be repeated.
+"""
+
+import argparse
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+
+from opasd.config import Section
+from opasd.errors import ConfigError
+from opasd.recipes.checking import explain
+
+_METAVARS = {int: "N", float: "X"}
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def add_flags(parser: Any, section: type[Section], names: Iterable[str]) -> None:
+    """Add a flag for each named field, which is optional or a list, to a parser or a group of its arguments."""
+    for name in names:
+        field = section.model_fields[name]
+        kind = next(part for part in get_args(field.annotation) if part is not NoneType)
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (field.description or "").replace("%", "%%")}
+        if get_origin(field.annotation) is tuple:
+            options |= {"action": "append", "metavar": "A,B"}
+        elif kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(kind) is Literal:
+            options["metavar"] = f"{{{','.join(get_args(kind))}}}"
+        else:
+            options["metavar"] = _METAVARS.get(kind, name.rpartition("_")[2].upper())
+        parser.add_argument(_flag(name), **options)
+
+
+def read_flags(options: argparse.Namespace, section: type[AnySection]) -> AnySection:
+    """Return the section with the values of the flags that were given; name each flag with a wrong value."""
+    values = {name: value for name, value in vars(options).items() if name in section.model_fields}
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = [part.strip() for text in value for part in text.split(",") if part.strip()]
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        lines = (line.partition(":") for line in explain(error, section))
+        raise ConfigError("; ".join(f"{_flag(name)}:{text}" for name, _, text in lines)) from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
