@@ -12,7 +12,8 @@ import pytest
 from opasd import cli
 from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
-from opasd.run.folder import RunFolder, hold
+from opasd.run.folder import RunFolder
+from opasd.run.locks import hold
 from tests.evaluation.lab import make_adapter
 from tests.processes import environment, wait_until
 from tests.rollout.vllm.fake_server import Process

@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from opasd.run.folder import hold
+from opasd.run.locks import hold
 from tests.cli.conftest import CommandLine
 from tests.processes import PATIENCE, wait_until
 

@@ -75,7 +75,7 @@ def test_a_finished_run_without_checkpoints_is_left_as_it_is(opasd: CommandLine)
     code, _, errors = opasd("train", "--resume", "runs/x")
     assert (code, errors) == (0, "finished: runs/x/final\n")
     refused = opasd.refuses("train", "--resume", "runs/x", "--train.max-steps", "4")
-    assert "runs/x ended at step 3 and has no checkpoint to go on from; start a new run" in refused
+    assert "runs/x ended at step 3 and has no checkpoint to continue; start a new run" in refused
     assert before == {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     (folder / "checkpoint-3").mkdir()
     assert opasd("train", "--resume", "runs/x", "--train.max-steps", "4")[0] == 0

@@ -38,7 +38,7 @@ def test_a_file_that_is_missing_or_cut_anywhere(checkpoint, data):
             file.unlink()
         else:
             file.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match=r"checkpoint-3 is damaged: .*delete it, and --resume goes on"):
+        with pytest.raises(ConfigError, match=r"checkpoint-3 is damaged: .*delete it, and --resume continues"):
             check_checkpoint(checkpoint, NEEDED)
     finally:
         file.write_bytes(whole)

@@ -1,10 +1,8 @@
-"""A run's folder: made once, by one process, complete; held by one process; refused when damaged or misnamed."""
+"""A run's folder: made once, by one process, complete; refused when damaged or misnamed."""
 
 import json
 import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,8 +13,7 @@ from hypothesis import strategies as st
 
 from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
-from opasd.recipes.checking import leaves
-from opasd.run.folder import RunFolder, check_disk, check_name, environment, repository, run_name, with_absolute_paths
+from opasd.run.folder import RunFolder, check_disk, check_name, run_name, with_absolute_paths
 
 
 def _config(folder: Path) -> RunConfig:
@@ -92,25 +89,6 @@ def test_of_racing_processes_exactly_one_makes_the_folder(tmp_path: Path) -> Non
         assert len(list(target.iterdir())) == 1
 
 
-def test_the_lock_is_held_by_one_and_falls_with_a_killed_process(tmp_path: Path) -> None:
-    folder = RunFolder.create(_config(tmp_path), "x")
-    code = (
-        "import sys; from pathlib import Path; from opasd.run.folder import RunFolder\n"
-        "with RunFolder.open(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code, str(folder.path)], text=True, **pipes) as holder:
-        assert holder.stdout
-        assert holder.stdout.readline() == "held\n"
-        assert folder.in_use()
-        with pytest.raises(ConfigError, match=rf"in use by a live process \(pid {holder.pid}\)"), folder.lock():
-            pass
-        os.kill(holder.pid, signal.SIGKILL)
-    assert not folder.in_use()
-    with folder.lock():
-        assert (folder.path / ".lock").read_text() == str(os.getpid())
-
-
 def test_a_continued_run_records_both_configurations(tmp_path: Path) -> None:
     folder = RunFolder.create(_config(tmp_path), "x")
     longer = folder.config.model_copy(update={"save_samples_every": 3})
@@ -171,36 +149,6 @@ def test_too_little_disk_is_refused_before_the_start(tmp_path: Path) -> None:
         check_disk(tmp_path, 10**18)
 
 
-def test_the_repository_is_recorded_with_its_changes(tmp_path: Path) -> None:
-    assert repository(tmp_path) == {}
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "f").write_text("one\n")
-    for command in (["init", "-q"], ["add", "f"], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *command], check=True)
-    assert json.loads(repository(tmp_path)["git.json"])["clean"]
-    (tmp_path / "f").write_text("two\n")
-    (tmp_path / "new").write_text("")
-    files = repository(tmp_path)
-    assert "+two" in files["git.diff"]
-    assert json.loads(files["git.json"])["untracked"] == ["new"]
-    (tmp_path / "f").write_text("x" * (2 << 20))
-    cut = repository(tmp_path)
-    assert json.loads(cut["git.json"])["diff_cut"]
-    assert len(cut["git.diff"]) == 1 << 20
-
-
-def test_secrets_on_the_command_line_are_masked() -> None:
-    command = environment(["opasd", "--a.hub_token=abc", "--api-key", "def", "--x", "y"])["command"]
-    assert command == ["opasd", "--a.hub_token=***", "--api-key", "***", "--x", "y"]
-    assert environment(["HF_TOKEN=a\nb=c"])["command"] == ["HF_TOKEN=***"]
-
-
-def test_no_field_of_the_configuration_is_masked() -> None:
-    command = [word for path, _ in leaves() for word in (f"--{'.'.join(path)}".replace("_", "-"), "value")]
-    command += [f"--{'.'.join(path)}=value" for path, _ in leaves()]
-    assert environment(command)["command"] == command
-
-
 def test_names_of_embedded_things_are_no_paths_and_a_models_folder_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("lab", "arithmetic"):
@@ -217,3 +165,22 @@ def test_names_of_embedded_things_are_no_paths_and_a_models_folder_is_one(tmp_pa
     assert (found.data.source, found.validation_data["a"].source) == ("arithmetic", "lab")
     lab = config.model_copy(update={"model": config.model.model_copy(update={"name_or_path": "lab"})})
     assert with_absolute_paths(lab).model.name_or_path == "lab"
+
+
+def test_a_run_is_not_continued_with_other_processes(tmp_path: Path) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    folder.check_processes(1)
+    with pytest.raises(ConfigError, match="begun with --num-processes 1, this is 2"):
+        folder.check_processes(2)
+    for damage in ("{", "[]", "{}"):
+        (folder.path / "environment.json").write_text(damage)
+        folder.check_processes(2)
+
+
+def test_the_record_of_a_run_that_did_not_continue_is_removed(tmp_path: Path) -> None:
+    folder = RunFolder.create(_config(tmp_path), "x")
+    files = {path.name for path in folder.path.iterdir()}
+    folder.continued(folder.config.model_copy(update={"save_samples_every": 3})).undo_continued()
+    assert {path.name for path in folder.path.iterdir()} == files
+    assert RunFolder.open(folder.path).config == folder.config
+    folder.undo_continued()

@@ -375,7 +375,7 @@ def test_a_damaged_checkpoint_is_told_before_anything_is_changed(tmp_path, damag
     damage(tmp_path / "run" / "checkpoint-1" / file)
     Records(tmp_path / "run" / "metrics.jsonl").append({"step": 2})
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=rf"checkpoint-1 is damaged: {message}.*; delete it, and --resume goes on"):
+    with pytest.raises(ConfigError, match=rf"checkpoint-1 is damaged: {message}.*; delete it, and --resume continues"):
         make_trainer(tmp_path / "run", **EMA).train(True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 

@@ -6,7 +6,7 @@ import platform
 import sys
 from typing import Any
 
-from opasd.run.folder import versions
+from opasd.run.environment import versions
 
 NEEDED_FOR = {
     "bitsandbytes": "model.adaptation: qlora",

@@ -43,7 +43,7 @@ def run(args: list[str]) -> int:
     from opasd.evaluation.results import table
     from opasd.files import full_disk_errors
     from opasd.progress import SampleProgress
-    from opasd.run.folder import hold
+    from opasd.run.locks import hold
 
     requested = evaluation.settings()
     path = options.output or Path("evaluations") / folders.default_name(requested)

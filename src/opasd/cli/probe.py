@@ -20,7 +20,7 @@ from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.progress import SampleProgress
 from opasd.rounding import fixed, per_cent
-from opasd.run.folder import environment
+from opasd.run.environment import environment
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _check_evaluations(sweep: "Sweep") -> None:
 
 def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str) -> int:
     from opasd.cli._plan import plan
-    from opasd.run.folder import hold
+    from opasd.run.locks import hold
     from opasd.sweep.machine import Machine
     from opasd.sweep.running import Place, Sweeping
 

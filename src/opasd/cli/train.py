@@ -23,6 +23,7 @@ from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.recipes.checking import leaves
 from opasd.run.folder import RunFolder, check_name, run_name
+from opasd.run.locks import hold, in_use
 
 HARMLESS = (
     "train.max_steps", "train.save_steps", "train.save_total_limit", "train.report_to", "save_samples_every",
@@ -104,7 +105,7 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
             sys.stderr.write(f"run folder: {path}\n")
         else:
             known = earlier.path if earlier else Path(config.output_dir).expanduser() / name if config.name else None
-            heard = processes.hear(known, lambda path: RunFolder(path, config).in_use())
+            heard = processes.hear(known, in_use)
             if heard is None:
                 return USER_MISTAKE
             path = heard
@@ -119,7 +120,7 @@ def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolde
                 shutil.rmtree(path, ignore_errors=True)
             # Nor must one found before a run goes on change how it goes on the next time.
             if processes.first and earlier is not None and _traces(path) == before:
-                earlier.take_back()
+                earlier.undo_continued()
             raise
     if not processes.first:
         return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
@@ -141,9 +142,9 @@ def _folder(config: RunConfig, name: str, earlier: RunFolder | None, held: ExitS
     command = ["opasd", *sys.argv[1:]]
     if earlier is None:
         folder = RunFolder.create(config, name, command=command)
-        held.enter_context(folder.lock())
+        held.enter_context(hold(folder.path, "run"))
         return folder
-    held.enter_context(earlier.lock())
+    held.enter_context(hold(earlier.path, "run"))
     return earlier.continued(config, command=command)
 
 

@@ -25,7 +25,7 @@ from opasd.recipes.reading import read_yaml
 from opasd.report.files import MAX_NAMED, json_object, json_rows, left_out
 from opasd.report.joining import joined
 from opasd.report.viewer import is_record
-from opasd.run.folder import RunFolder
+from opasd.run.locks import in_use
 
 State = Literal["finished", "running", "stopped", "evaluated"]
 ROLLOUT = "training rollouts"
@@ -408,7 +408,7 @@ def _find_state(run: Run) -> None:
     of = f"step {done}" + (f" of {asked:.0f}" if asked else "")
     if (run.path / "final").is_dir():
         run.state = "finished"
-    elif _in_use(run.path):
+    elif in_use(run.path):
         run.state = "running"
         run.notes.append(f"still running: {of} when this was made")
     else:
@@ -432,10 +432,6 @@ def _note_odd_numbers(run: Run) -> None:
         first = f", first at step {min(steps):.0f}" if steps else ""
         values = left_out(len(odd), "value that is no usable number", "values that are no usable numbers")
         run.notes.append(f"metrics.jsonl: {values} ({named}){first}")
-
-
-def _in_use(path: Path) -> bool:
-    return RunFolder.in_use(RunFolder(path, None))  # pyright: ignore[reportArgumentType] (the lock alone is asked)
 
 
 def _sample(row: dict[str, Any], dataset: str, *, answer_is_known: bool = True) -> Sample | None:

@@ -8,7 +8,7 @@ from opasd.config import RunConfig
 
 
 def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
-    """Markdown: what was trained on what and how, and what was measured; the whole configuration at the end."""
+    """Return the card as Markdown: model, data and method, the metrics of `rows`, and the whole configuration."""
     steps = [row for row in rows if "grad_norm" in row]
     method = "OPSD (token-level)" if config.objective.attention_weight == 0 else "OPASD (token- and attention-level)"
     if config.objective.token_weight == 0:

@@ -14,29 +14,29 @@ from opasd.errors import ConfigError
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit()]
-    return sorted(found, key=step_of)
+    """Return the checkpoints of a run, oldest first."""
+    numbered = (path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit())
+    return sorted(numbered, key=step_of)
 
 
 def set_aside(checkpoint: Path) -> None:
-    """Give it a name that nothing goes on from."""
+    """Rename a checkpoint, so that no run continues from it."""
     names = (f"aside{n or ''}-{checkpoint.name}" for n in count())
     checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in its name."""
+    """Return the step in the checkpoint's name."""
     return int(checkpoint.name.rsplit("-", 1)[-1])
 
 
 def check_checkpoint(path: Path, needed: Iterable[str]) -> int:
-    """Its step; one of which a part is missing or cut is refused. `needed` are patterns of files it must have."""
+    """Return the checkpoint's step; refuse it if a file is cut, or if none matches one of the `needed` patterns."""
     if not path.is_dir():
         raise ConfigError(f"no checkpoint {path}; give the folder of one")
     if damage := _damage(path, ("trainer_state.json", *needed)):
         raise ConfigError(
-            f"{path} is damaged: {damage}; delete it, and --resume goes on from the one before (anew if there is none)"
+            f"{path} is damaged: {damage}; delete it, and --resume continues from the one before, or starts again"
         )
     return _step(path)
 
@@ -62,6 +62,6 @@ def _damage(path: Path, needed: Iterable[str]) -> str | None:
                     return f"{file.name} is cut"
         step = _step(path)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"trainer_state.json or an index of it cannot be read ({error})"
+        return f"trainer_state.json or an index file cannot be read ({error})"
     named = re.fullmatch(r"checkpoint-(\d+)", path.name)  # a copy may have another name
     return None if named is None or int(named[1]) == step else f"its trainer_state.json is of step {step}"

@@ -29,6 +29,7 @@ from opasd.errors import ConfigError
 from opasd.progress import StatusLine, clock
 from opasd.recipes.checking import leaves
 from opasd.run.folder import RunFolder, with_absolute_paths
+from opasd.run.locks import in_use
 from opasd.sweep.commands import Commands
 from opasd.sweep.fields import get
 from opasd.sweep.logs import beside_strangers, last_words, tail
@@ -96,7 +97,7 @@ class Place:
 
     def busy(self) -> bool:
         """Whether another process works on it, such as one that outlives a killed sweep for a moment."""
-        return any(RunFolder(path, self.run.config).in_use() for path in (self.path, self.evaluation))
+        return any(in_use(path) for path in (self.path, self.evaluation))
 
     def mistake(self) -> str | None:
         """What was wrong when the next thing to do was tried before as it is now; None when it may be tried."""

@@ -1,0 +1,92 @@
+"""Describe where a run takes place: machine, versions, command and repository. Imports none of the packages."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "opasd", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "triton",
+    "vllm", "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed", "wandb", "tensorboard", "trackio", "mlflow",
+)  # fmt: skip
+MAX_DIFF_BYTES = 1 << 20
+_SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
+"""The end of a flag with a secret value; `objective.token.clip` is no such flag."""
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of each package that matters here, None if it is not installed."""
+    installed: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def environment(command: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a reader needs to judge or repeat a run, without the host name or secrets of the command line."""
+    gpus = _output(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": _masked(command or sys.argv),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": (gpus or "").splitlines(),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "versions": versions(),
+    }
+
+
+def repository(folder: Path) -> dict[str, str]:
+    """Return git.json and git.diff of the repository around `folder`, nothing if there is none."""
+    revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if not revision:
+        return {}
+    diff = _output(["git", "-C", str(folder), "diff", "HEAD", "--no-color", "--no-ext-diff"]) or ""
+    status = _output(["git", "-C", str(folder), "status", "--porcelain"]) or ""
+    cut = diff.encode(errors="surrogateescape")[:MAX_DIFF_BYTES].decode(errors="surrogateescape")
+    summary = {
+        "revision": revision.strip(),
+        "clean": not status.strip(),
+        "untracked": [line[3:] for line in status.splitlines() if line.startswith("??")][:100],
+        "diff_cut": len(cut) < len(diff),
+    }
+    return {"git.json": to_json(summary)} | ({"git.diff": cut} if cut else {})
+
+
+def to_json(value: object) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _masked(command: Sequence[str]) -> list[str]:
+    """Replace the values of secret flags, given as `--flag=value` or `--flag value`."""
+    masked: list[str] = []
+    for index, word in enumerate(command):
+        flag, equals, _ = word.partition("=")
+        before = command[index - 1] if index else ""
+        if equals and _SECRET.search(flag):
+            masked.append(f"{flag}=***")
+        elif before.startswith("--") and "=" not in before and _SECRET.search(before) and not word.startswith("--"):
+            masked.append("***")
+        else:
+            masked.append(word)
+    return masked
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="surrogateescape")
