@@ -10,6 +10,7 @@ roles read each of their finished answers under each wording, and OUT gets the s
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,24 @@ WORDINGS: dict[str, tuple[str, str, str]] = {
 MEASURES = ("log_ratio", "divergence", "attention_divergence")
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the base to one of the problems."""
+
+    problem: int
+    sample: int
+    ids: tuple[int, ...]
+    text: str
+    finished: bool
+    right: bool
+
+
 def boxed(row: dict[str, Any]) -> str:
     return f"{row['solution'].rstrip()}\nThe final answer is \\boxed{{{row['answer']}}}."
 
 
-def reference(kind: str, rows: list[dict[str, Any]], index: int, own: str) -> str:
+def reference_text(kind: str, rows: list[dict[str, Any]], index: int, own: str) -> str:
+    """Return what a wording shows as the solution of a problem."""
     row = rows[(index + 1) % len(rows)] if kind.startswith("other ") else rows[index]
     texts = {
         "solution": row["solution"],
@@ -74,64 +88,83 @@ def reference(kind: str, rows: list[dict[str, Any]], index: int, own: str) -> st
     return texts[kind.removeprefix("other ")]
 
 
+def prompt_builder(tokenizer: Any, wording: str) -> PromptBuilder:
+    reference, teacher, _ = WORDINGS[wording]
+    config = PromptConfig(reference=reference, teacher=teacher, max_student_tokens=1024, max_teacher_tokens=4096)
+    return PromptBuilder(tokenizer, config)
+
+
+def sample_answers(model: Any, tokenizer: Any, rows: list[dict[str, Any]], samples: int) -> list[list[Answer]]:
+    """Return the base's answers to each problem."""
+    prompts = prompt_builder(tokenizer, "package")
+    pairs = [(index, sample) for index in range(len(rows)) for sample in range(samples)]
+    completions = TransformersEngine(model, stop_ids(model, tokenizer), 512).generate(
+        [prompts.student_ids(rows[index]["problem"]) for index, _ in pairs],
+        SamplingConfig(temperature=0.7, max_new_tokens=400),
+        [1000 * index + sample for index, sample in pairs],
+    )
+    answers: list[list[Answer]] = [[] for _ in rows]
+    for (index, sample), completion in zip(pairs, completions, strict=True):
+        text = str(tokenizer.decode(list(completion.ids), skip_special_tokens=True))
+        finished = completion.finish_reason == "stop"
+        right = finished and is_correct(text, str(rows[index]["answer"]))
+        answers[index].append(Answer(index, sample, tuple(completion.ids), text, finished, right))
+    return answers
+
+
+def answers_to_read(kind: str, answers: list[list[Answer]]) -> list[tuple[Answer, str]]:
+    """Return the finished answers to problems that have right and wrong ones, each with another right answer's text.
+
+    The text is empty if there is no other right answer. Such answers are left out where the text is the reference.
+    """
+    pairs = []
+    for group in answers:
+        finished = [answer for answer in group if answer.finished]
+        if {answer.right for answer in finished} == {True, False}:
+            for answer in finished:
+                own = next((other.text for other in group if other.right and other is not answer), "")
+                if own or kind != "own":
+                    pairs.append((answer, own))
+    return pairs
+
+
 def main() -> None:
     path, data, out, *numbers = sys.argv[1:]
     count, samples = int(numbers[0]) if numbers else 200, int(numbers[1]) if len(numbers) > 1 else 4
     rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()][:count]
     cuda = torch.cuda.is_available()
-    chosen = ModelConfig(name_or_path=path, dtype="bfloat16" if cuda else "float32")
-    tokenizer = load_tokenizer(chosen)
-    model = load_model(chosen).eval()
+    model_config = ModelConfig(name_or_path=path, dtype="bfloat16" if cuda else "float32")
+    tokenizer = load_tokenizer(model_config)
+    model = load_model(model_config).eval()
     torch.nn.Module.to(model, "cuda" if cuda else "cpu")
-
-    def builder(name: str) -> PromptBuilder:
-        words, teacher, _ = WORDINGS[name]
-        config = PromptConfig(reference=words, teacher=teacher, max_student_tokens=1024, max_teacher_tokens=4096)
-        return PromptBuilder(tokenizer, config)
-
-    asked = [(index, sample) for index in range(len(rows)) for sample in range(samples)]
-    student = builder("package")
-    done = TransformersEngine(model, stop_ids(model, tokenizer), 512).generate(
-        [student.student_ids(rows[index]["problem"]) for index, _ in asked],
-        SamplingConfig(temperature=0.7, max_new_tokens=400),
-        [1000 * index + sample for index, sample in asked],
-    )
-    texts = [str(tokenizer.decode(list(one.ids), skip_special_tokens=True)) for one in done]
-    whole = [one.finish_reason == "stop" for one in done]
-    right = [
-        ended and is_correct(text, str(rows[index]["answer"]))
-        for (index, _), ended, text in zip(asked, whole, texts, strict=True)
-    ]
-    print(f"{len(done)} answers, {100 * np.mean(right):.1f} % right")
-    places = {index: [place for place, (other, _) in enumerate(asked) if other == index] for index in range(len(rows))}
-    mixed = [
-        index
-        for index, of in places.items()
-        if any(right[place] for place in of) and any(whole[place] and not right[place] for place in of)
-    ]
+    answers = sample_answers(model, tokenizer, rows, samples)
+    right = [answer.right for group in answers for answer in group]
+    print(f"{len(right)} answers, {100 * np.mean(right):.1f} % right")
     config = OPASDConfig.model_validate({"tokens_per_microbatch": 16_384})
     records: list[dict[str, Any]] = []
-    for name, (_, _, kind) in WORDINGS.items():
-        words, rollouts, read = builder(name), [], []
-        for index in mixed:
-            for place in (place for place in places[index] if whole[place]):
-                others = [texts[other] for other in places[index] if right[other] and other != place]
-                if kind == "own" and not others:
-                    continue
-                text = reference(kind, rows, index, others[0] if others else "")
-                problem = Problem(rows[index]["problem"], text, str(rows[index]["answer"]), f"problem {index}")
-                rollouts.append(Rollout(words.pair(problem), done[place].ids, f"{index}, {asked[place][1]}"))
-                read.append(place)
-        for place, reading in zip(read, judge(model, rollouts, config), strict=True):
-            digit = [any(map(str.isdigit, tokenizer.decode([token]))) for token in done[place].ids]
-            index, sample = asked[place]
-            records.append(
-                {"wording": name, "problem": index, "sample": sample, "right": right[place], "tokens": len(digit),
-                 "digits": sum(digit), "digits_log_ratio": float(np.asarray(reading["log_ratio"])[digit].sum())}
-                | {measure: [float(part.sum()) for part in np.array_split(reading[measure], 10)]
-                   for measure in MEASURES}
-            )  # fmt: skip
-        print(f"{name}: {len(read)} answers")
+    for wording, (_, _, kind) in WORDINGS.items():
+        prompts, rollouts = prompt_builder(tokenizer, wording), []
+        pairs = answers_to_read(kind, answers)
+        for answer, own in pairs:
+            row, index = rows[answer.problem], answer.problem
+            shown = reference_text(kind, rows, index, own)
+            problem = Problem(row["problem"], shown, str(row["answer"]), f"problem {index}")
+            rollouts.append(Rollout(prompts.pair(problem), answer.ids, f"{index}, {answer.sample}"))
+        for (answer, _), reading in zip(pairs, judge(model, rollouts, config), strict=True):
+            has_digit = [any(map(str.isdigit, tokenizer.decode([token]))) for token in answer.ids]
+            record = {
+                "wording": wording,
+                "problem": answer.problem,
+                "sample": answer.sample,
+                "right": answer.right,
+                "tokens": len(has_digit),
+                "digits": sum(has_digit),
+                "digits_log_ratio": float(np.asarray(reading["log_ratio"])[has_digit].sum()),
+            }
+            for measure in MEASURES:
+                record[measure] = [float(part.sum()) for part in np.array_split(reading[measure], 10)]
+            records.append(record)
+        print(f"{wording}: {len(pairs)} answers")
     Path(out).write_text("".join(f"{json.dumps(row)}\n" for row in records), encoding="utf-8")
 
 
