@@ -27,7 +27,7 @@ from opasd.model.scoring import Scorer, choose_layout
 from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
-from opasd.rollout.transformers import TransformersEngine, stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
 
 PROBLEMS, SAMPLES = 200, 4
 REFERENCES = {
