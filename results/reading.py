@@ -13,7 +13,6 @@ from opasd.analysis.markers import count_markers
 from opasd.config import PromptConfig
 
 LEAK = leak_pattern(PromptConfig())
-assert LEAK is not None
 SOLUTION_STEP = re.compile(r"^\d+\. (?:Add|Subtract|Multiply by) \d+: \\\(\d+ \S+ \d+ = \d+\\\)\.$", re.MULTILINE)
 EQUATION = re.compile(r"(?<![\d.])(\d+)\s*(\+|-|\\times|\*|×|\\cdot)\s*(\d+)\s*=\s*(\d{1,7})(?![\d.])")
 CODE = re.compile(r"```.*?```", re.DOTALL)
@@ -35,7 +34,7 @@ def count_text(row: dict[str, Any], arithmetic: bool = True) -> dict[str, Any]:
     if "text" not in row:
         return row
     text = row["text"]
-    leak = LEAK.search(text)
+    leak = LEAK.search(text) if LEAK else None
     counts = {key: value for key, value in row.items() if key != "text"}
     counts |= {"markers": dict(count_markers(text)), "leak": leak is not None}
     if not arithmetic:

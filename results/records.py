@@ -20,7 +20,10 @@ def write_archive(path: Path, files: dict[str, bytes]) -> None:
     """Write files to an archive. The same files always give the same bytes."""
     # Files of one name are much alike. xz finds that out if they are neighbours.
     ordered = sorted(files, key=lambda name: (name.rpartition("/")[2], name))
-    with tarfile.open(path, "w:xz", preset=9 | lzma.PRESET_EXTREME) as archive:
+    with (
+        lzma.open(path, "wb", preset=9 | lzma.PRESET_EXTREME) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
         for name in ordered:
             member = tarfile.TarInfo(name)
             member.size = len(files[name])

@@ -38,7 +38,7 @@ REFERENCES = {
 }
 SUPPORTS = ("context", "problem")
 
-Answer = tuple[Problem, list[int], bool]
+Answer = tuple[Problem, tuple[int, ...], bool]
 """A problem, the tokens of an answer to it, and whether the answer is right."""
 ByLayer = list[list[float]]
 """A value for each layer and each rollout."""
@@ -61,7 +61,7 @@ def sample_answers(model: Any, tokenizer: Any, held_out: list[Problem]) -> list[
     for problem, completion in zip(repeated, completions, strict=True):
         if completion.finish_reason == "stop":
             text = tokenizer.decode(list(completion.ids), skip_special_tokens=True)
-            answers.append((problem, list(completion.ids), is_correct(text, problem.answer)))
+            answers.append((problem, tuple(completion.ids), is_correct(text, problem.answer)))
     kinds = {(problem.id, right) for problem, _, right in answers}
     return [answer for answer in answers if {(answer[0].id, True), (answer[0].id, False)} <= kinds]
 
