@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from opasd.data.problems import Problem, load_problems
     from opasd.errors import OpasdError
     from opasd.losses.attention import attention_loss
-    from opasd.losses.objective import opasd_loss
     from opasd.losses.token import token_loss
+    from opasd.model.objective import opasd_loss
     from opasd.model.scoring import Scorer
     from opasd.prompts.alignment import Alignment, align
     from opasd.prompts.pairs import PromptBuilder, PromptPair
@@ -34,7 +34,7 @@ _MODULES = {
     "align": "prompts.alignment",
     "attention_loss": "losses.attention",
     "load_problems": "data.problems",
-    "opasd_loss": "losses.objective",
+    "opasd_loss": "model.objective",
     "token_loss": "losses.token",
 }
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -29,10 +29,10 @@ from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import THINK, opens_thinking, readable
 from opasd.evaluation.loop import Progress
 from opasd.grading.verdict import is_correct
-from opasd.losses.objective import opasd_loss
 from opasd.losses.token import log_probabilities
 from opasd.model.batches import microbatches
 from opasd.model.loading import load_model, load_tokenizer, model_source
+from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout
 from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
@@ -227,10 +227,10 @@ def judge(
             student, teacher = (
                 scorer(part, role, query=objective.attention.query, layout=layout) for role in ("student", "teacher")
             )
-        output = opasd_loss(part, student, teacher, scorer.head, scorer.head, objective)
+        output = opasd_loss(part, student, teacher, student.head, teacher.head, objective)
         for rollout, mine, theirs, reading in zip(part, student, teacher, output.readings, strict=True):
             token_T = torch.tensor(rollout.completion_ids, device=mine.hidden_TE.device)
-            student_T, teacher_T = (log_probabilities(one.hidden_TE, scorer.head, token_T) for one in (mine, theirs))
+            student_T, teacher_T = (log_probabilities(one.hidden_TE, student.head, token_T) for one in (mine, theirs))
             values = {"log_ratio": teacher_T - student_T}
             values |= {name: reading.token[name] for name in ("divergence", "clipped")}
             if attention:
