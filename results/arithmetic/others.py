@@ -1,8 +1,8 @@
-"""Write the training problems of `arithmetic`, each with the next problem's solution.
+"""The training problems of `arithmetic`, each with the next one's solution: what the sight of *any* solution teaches.
 
     python results/arithmetic/others.py others.jsonl
 
-They show what the sight of *any* solution teaches. Each problem keeps its own answer, by which rollouts are graded.
+Answers stay the problems' own, so that rollouts are graded as ever.
 """
 
 import json

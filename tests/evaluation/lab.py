@@ -16,7 +16,6 @@ from opasd.evaluation.loop import Base, Evaluation, evaluate
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model
-from opasd.progress import SampleProgress
 
 LAB = ModelConfig(name_or_path="lab")
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=48)
@@ -33,16 +32,16 @@ def make_adapter(folder: Path, seed: int, *, rank: int = 4, base: str = "lab") -
     return folder
 
 
-class Quiet(SampleProgress):
+class Quiet:
     """Progress that is only remembered."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.started: tuple[int, int] = (0, 0)
+        self.begun: tuple[int, int] = (0, 0)
         self.groups: list[tuple[str, int, int]] = []
 
     def begin(self, total: int, done: int) -> None:
-        self.started = (total, done)
+        self.begun = (total, done)
 
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         assert seconds > 0

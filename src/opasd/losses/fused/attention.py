@@ -30,14 +30,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from opasd.choices import Divergence, Handling
-from opasd.losses.fused import attention_backward, attention_forward
-from opasd.losses.fused.attention_plan import Plan, Rollout, make_plan
+from opasd.losses.attention_chunked import AttentionComparison
+from opasd.losses.fused import attention_backward, attention_compare, attention_forward
+from opasd.losses.fused.attention_plan import HostAlignment, LaunchPlan, make_launch_plan
 from opasd.losses.fused.launch import launch
 from opasd.losses.inputs import LayerBatch
 
-KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
-HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}
 LOG2E = 1 / math.log(2)
 
 
@@ -101,7 +99,7 @@ def _gpu(device: torch.device) -> _Gpu:
     return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
 
 
-def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Rollout]) -> str | None:
+def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[HostAlignment]) -> str | None:
     """What these kernels cannot do of the request, or None."""
     tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
     head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
@@ -126,11 +124,8 @@ def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Rol
 def attention_losses(
     student: LayerBatch,
     teacher: LayerBatch,
-    rollouts: Sequence[Rollout],
-    *,
-    divergence: Divergence,
-    jsd_beta: float,
-    handling: Handling,
+    rollouts: Sequence[HostAlignment],
+    comparison: AttentionComparison,
     seeds: Sequence[int],
     weights_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -142,12 +137,10 @@ def attention_losses(
     strides = (_dense_strides(query), _dense_strides(key))
     plan = None
     if rollouts:
-        shuffled = seeds if handling == "shuffle" else None
+        shuffled = seeds if comparison.handling == "shuffle" else None
         key_tile = tiles.key_gradients.BN
-        plan = make_plan(student, teacher, strides, rollouts, weights_T, shuffled, tiles.rows, key_tile)
-    setting = _Setting(
-        plan, tiles, strides, student.scaling, student.softcap, KINDS[divergence], jsd_beta, HANDLINGS[handling]
-    )  # fmt: skip
+        plan = make_launch_plan(student, teacher, strides, rollouts, weights_T, shuffled, tiles.rows, key_tile)
+    setting = _Setting(plan, tiles, strides, student.scaling, student.softcap, comparison)
     return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
 
 
@@ -169,19 +162,18 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 class _Setting(NamedTuple):
-    """What one set of launches needs beside the tensors."""
+    """Everything beside the tensors that one set of launches needs."""
 
-    plan: Plan | None
+    plan: LaunchPlan | None
+    """None without rollouts."""
     tiles: Tiling
     gradient_strides: tuple[tuple[int, ...], tuple[int, ...]]
     scaling: float
     softcap: float | None
-    kind: int
-    jsd_beta: float
-    handling: int
+    comparison: AttentionComparison
 
 
-def _constants(setting: _Setting, plan: Plan, query: Tensor, key: Tensor) -> dict[str, Any]:
+def _constants(setting: _Setting, plan: LaunchPlan, query: Tensor, key: Tensor) -> dict[str, Any]:
     """What every kernel with a matrix product is compiled for."""
     head_size = query.shape[-1]
     return {
@@ -203,7 +195,13 @@ def _scales(scaling: float, softcap: float | None) -> tuple[float, float]:
 
 
 def _forward(
-    setting: _Setting, plan: Plan, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, gradient: bool
+    setting: _Setting,
+    plan: LaunchPlan,
+    query: Tensor,
+    key: Tensor,
+    sinks: Tensor | None,
+    teacher: LayerBatch,
+    gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Readings, the student's normalisers, and c (empty without gradient)."""
     tiles, device, num_heads = setting.tiles, query.device, query.shape[1]
@@ -242,11 +240,12 @@ def _forward(
                 plan.windows[0], scale, cap, TEACHER=teaches, **constants, **tiles.averages.options(group),
             )  # fmt: skip
         launch(
-            attention_forward.comparison, (plan.rows * chunk.num_blocks,),
+            attention_compare.comparison, (plan.rows * chunk.num_blocks,),
             plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
             plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
-            setting.jsd_beta,
-            KIND=setting.kind, HANDLING=setting.handling, WINDOWED=plan.windowed, GRADIENT=gradient,
+            setting.comparison.jsd_beta,
+            KIND=setting.comparison.formulas.kernel_code, WINDOWED=plan.windowed, GRADIENT=gradient,
+            HANDLING=attention_compare.HANDLINGS[setting.comparison.handling],
             HEADS=1 << (num_heads - 1).bit_length(), ROWS=plan.rows, BLOCK=tiles.block, num_warps=tiles.block_warps,
         )  # fmt: skip
     return readings, lse_S, centred
@@ -254,7 +253,7 @@ def _forward(
 
 def _backward(
     setting: _Setting,
-    plan: Plan,
+    plan: LaunchPlan,
     query: Tensor,
     key: Tensor,
     sinks: Tensor | None,
