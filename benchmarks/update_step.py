@@ -152,15 +152,22 @@ def useful_operations(trainer: OPASDTrainer, rollouts: list[Rollout]) -> float:
 
 
 def step(trainer: OPASDTrainer, rollouts: list[Rollout]) -> None:
-    trainer.training_step(trainer.student, {"rollouts": rollouts, "num_rollouts": float(len(rollouts))})
+    backward(trainer, rollouts)
     assert isinstance(trainer.optimizer, torch.optim.Optimizer)
     trainer.optimizer.step()
+    trainer.lora_layers.weights_changed()
     trainer.optimizer.zero_grad(set_to_none=True)
+
+
+def backward(trainer: OPASDTrainer, rollouts: list[Rollout]) -> None:
+    """A training step on ready-made rollouts."""
+    trainer.roll_out = lambda pairs: rollouts
+    trainer.training_step(trainer.student, {"pairs": [rollout.pair for rollout in rollouts]})
 
 
 def gradient(trainer: OPASDTrainer, rollouts: list[Rollout]) -> torch.Tensor:
     trainer.student.zero_grad(set_to_none=True)
-    trainer.training_step(trainer.student, {"rollouts": rollouts, "num_rollouts": float(len(rollouts))})
+    backward(trainer, rollouts)
     found = torch.cat([p.grad.float().flatten() for p in trainer.student.parameters() if p.grad is not None])
     trainer.student.zero_grad(set_to_none=True)
     return found
@@ -260,7 +267,7 @@ def run(setup: Setup, cases: list[Case], device: str, options: argparse.Namespac
 
 def attend(trainer: OPASDTrainer, case: Case) -> None:
     change(trainer, {"objective": {"attention_weight": 0.5 if case.attention else 0.0}})
-    trainer._scorer_of(trainer.student)
+    trainer.check()
 
 
 def timed_step(trainer: OPASDTrainer, rollouts: list[Rollout], device: str) -> tuple[float, int]:

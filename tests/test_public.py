@@ -13,7 +13,7 @@ def test_every_public_name_is_there(name):
     assert getattr(opasd, name) is not None
 
 
-def test_unknown_names_are_told():
+def test_an_unknown_name_is_an_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = opasd.nothing
 

@@ -1,8 +1,8 @@
-"""The training problems of `arithmetic`, each with the next one's solution: what the sight of *any* solution teaches.
+"""Write the training problems of `arithmetic`, each with the next problem's solution.
 
     python results/arithmetic/others.py others.jsonl
 
-Answers stay the problems' own, so that rollouts are graded as ever.
+They show what the sight of *any* solution teaches. Each problem keeps its own answer, by which rollouts are graded.
 """
 
 import json

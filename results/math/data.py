@@ -1,10 +1,10 @@
-"""math-train.jsonl of the sweeps beside this file: MATH's training problems but the first 300, which are held out.
+"""Write MATH's training problems without the first 300, which are held out. The sweeps beside this file need them.
 
     python results/math/data.py train.jsonl math-train.jsonl
 
 `train.jsonl` has `problem`, `solution` and `answer` of the 6,936 rows of data/math/train.parquet of mignonjia/verl (by
 way of DigitalLearningGmbH/MATH-lighteval), in their order. Those without a final answer, or with a solution of 3,000
-characters or more, are left out: 6,609 stay.
+characters or more, are left out; 6,609 rows remain.
 """
 
 import json

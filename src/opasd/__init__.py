@@ -1,4 +1,5 @@
 """On-policy attention self-distillation: a model teaches itself what to predict and where to look."""
+# ruff: noqa: F401 (type checkers read the imports below; at run time `__getattr__` makes them)
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,8 +9,8 @@ if TYPE_CHECKING:
     from opasd.data.problems import Problem, load_problems
     from opasd.errors import OpasdError
     from opasd.losses.attention import attention_loss
-    from opasd.losses.objective import opasd_loss
     from opasd.losses.token import token_loss
+    from opasd.model.objective import opasd_loss
     from opasd.model.scoring import Scorer
     from opasd.prompts.alignment import Alignment, align
     from opasd.prompts.pairs import PromptBuilder, PromptPair
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "Alignment": "prompts.alignment",
     "OPASDConfig": "config",
     "OPASDTrainer": "trainer.trainer",
@@ -33,32 +34,14 @@ _HOMES = {
     "align": "prompts.alignment",
     "attention_loss": "losses.attention",
     "load_problems": "data.problems",
-    "opasd_loss": "losses.objective",
+    "opasd_loss": "model.objective",
     "token_loss": "losses.token",
 }
-
-__all__ = [
-    "Alignment",
-    "OPASDConfig",
-    "OPASDTrainer",
-    "ObjectiveConfig",
-    "OpasdError",
-    "Problem",
-    "PromptBuilder",
-    "PromptPair",
-    "Rollout",
-    "RunConfig",
-    "Scorer",
-    "align",
-    "attention_loss",
-    "load_problems",
-    "opasd_loss",
-    "token_loss",
-]
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that `import opasd` is quick."""
-    if name not in _HOMES:
+    """Import a public name when it is first used, so that `import opasd` is quick."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'opasd' has no attribute {name!r}")
-    return getattr(import_module(f"opasd.{_HOMES[name]}"), name)
+    return getattr(import_module(f"opasd.{_MODULES[name]}"), name)

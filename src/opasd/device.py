@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def send(values: "Sequence[Any] | np.ndarray[Any, Any] | Tensor", device: torch.device | str) -> Tensor:
-    """Values of the host as a tensor of the device, without waiting for what the device is still doing."""
+    """Return host values as a tensor on the device, without waiting for the device to finish its work."""
     tensor = torch.as_tensor(values)
     if torch.device(device).type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
@@ -17,11 +17,11 @@ def send(values: "Sequence[Any] | np.ndarray[Any, Any] | Tensor", device: torch.
 
 
 def short_of_memory(error: Exception) -> bool:
-    """Whether that is all that was wrong: libraries that PyTorch calls have errors of their own for a full device.
+    """Return whether the device ran out of memory; libraries that PyTorch calls raise their own errors for this.
 
-    cuDNN's attention, which only says that it could not be executed, was seen to fail where another process had the
-    last of the memory."""
+    cuDNN's attention only says that it could not be executed when another process has the last of the memory.
+    """
     words = ("out of memory", "STATUS_ALLOC_FAILED", "mha_graph.execute(")
     return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )

@@ -1,14 +1,14 @@
-"""What a user can do wrong, and what a model can do wrong: errors shown without a traceback.
+"""Errors that the input or the model causes; commands show them without a traceback.
 
-Each also inherits the standard type a library caller would catch. A message says what was wrong, what was
-found and what to do.
+Each also inherits the standard type that a library caller would catch. A message says what was wrong, what the program
+got and what to do.
 """
 
 from typing import Literal
 
 
 class OpasdError(Exception):
-    """Any error that is the input's fault and not this package's."""
+    """Any error that the input causes and not this package."""
 
 
 class ConfigError(OpasdError, ValueError):
@@ -25,7 +25,7 @@ BadPrompt = Literal[
 
 
 class PromptError(OpasdError, ValueError):
-    """A problem that cannot be rendered into the two roles' contexts; `reason` is what a report counts it under."""
+    """A problem that cannot be made into the two roles' contexts; a report counts it under `reason`."""
 
     def __init__(self, message: str, reason: BadPrompt = "template") -> None:
         super().__init__(message)
@@ -33,16 +33,16 @@ class PromptError(OpasdError, ValueError):
 
 
 class AlignmentError(OpasdError, ValueError):
-    """Two contexts whose common part does not stand at corresponding positions."""
+    """Two contexts that do not have their common part at corresponding positions."""
 
 
 class CaptureError(OpasdError, RuntimeError):
-    """A model whose attention or output head cannot be read off exactly."""
+    """A model that does not show its attention or output head exactly."""
 
 
 class EngineError(OpasdError, RuntimeError):
-    """A rollout engine that cannot be reached, or that answers with other weights than the student's."""
+    """A rollout engine that does not answer, or that answers with other weights than the student's."""
 
 
 class NonFiniteError(OpasdError, FloatingPointError):
-    """NaN or infinity in a model's output, with the rollout in which it appeared."""
+    """NaN or infinity in a model's output; the message names the rollout."""

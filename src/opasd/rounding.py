@@ -1,4 +1,4 @@
-"""Decimals as people round them: half away from zero, so that one number reads the same in every table."""
+"""Round decimals as people do, half away from zero, so that a number reads the same in every table."""
 
 import math
 from decimal import ROUND_HALF_UP, Decimal
@@ -7,14 +7,15 @@ MINUS = "−"
 
 
 def per_cent(value: float) -> float:
-    """A share in per cent, scaled as it is written: 0.0765 is 7.65 (binary scaling would say 7.6499999999999995).
+    """Return a share in per cent, scaled in decimal: 0.0765 is 7.65 (binary scaling gives 7.6499999999999995).
 
-    Twelve digits: a mean of twelfths is a tie, too, where it is one."""
+    Twelve digits, so that a mean of twelfths is a tie if it is one exactly.
+    """
     return float(Decimal(f"{value:.12g}") * 100)
 
 
 def fixed(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
-    """`digits` decimals of the number as it is written: 29.035 is 29.04 (binary rounding would say 29.03)."""
+    """Return the number with `digits` decimals, rounded in decimal: 29.035 is 29.04 (binary rounding gives 29.03)."""
     if value is None or not math.isfinite(value):
         return "–"
     if abs(value) >= 1e15:

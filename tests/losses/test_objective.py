@@ -9,8 +9,9 @@ import torch
 
 from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
 from opasd.errors import ConfigError, NonFiniteError
-from opasd.losses.objective import opasd_loss
+from opasd.losses.objective import LossOutput
 from opasd.losses.token import OutputHead
+from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer
 from tests.models import FAMILIES, HYBRID, add_lora, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
@@ -23,9 +24,16 @@ def step(model, rollouts, config=PLAIN, *, layout="padded", num_rollouts=None):
     layers = config.attention.layers if config.attention_weight > 0 else 0
     scorer, query = Scorer(model, layers), config.attention.query
     with torch.no_grad(), model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext():
-        teacher, teacher_head = scorer(rollouts, "teacher", query=query, layout=layout), scorer.head
+        teacher = scorer(rollouts, "teacher", query=query, layout=layout)
     student = scorer(rollouts, "student", query=query, layout=layout)
-    return opasd_loss(rollouts, student, teacher, scorer.head, teacher_head, config, num_rollouts=num_rollouts)
+    return opasd_loss(rollouts, student, teacher, student.head, teacher.head, config, num_rollouts=num_rollouts)
+
+
+def step_one_by_one(model, rollouts, config=PLAIN):
+    """The same minibatch with a forward for each rollout."""
+    outputs = [step(model, [rollout], config, num_rollouts=len(rollouts)) for rollout in rollouts]
+    loss = torch.stack([output.loss for output in outputs]).sum()
+    return LossOutput(loss, {}, [reading for output in outputs for reading in output.readings])
 
 
 def gradients(model, loss):
@@ -92,15 +100,15 @@ def test_loss_and_every_lora_gradient_equal_an_eager_float64_oracle(family, weig
     assert_same_gradients(found, gradients(reference, expected))
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "single"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt_oss", "qwen3_next"])
 def test_batch_layout_chunks_and_accumulation_change_nothing(family, layout):
     if layout == "packed" and family in HYBRID:
         pytest.skip("packing a hybrid is refused")
     rollouts = make_rollouts((5, 17, 2))
-    expected = step(add_lora(make_model(family, fast(family), torch.float64)), rollouts, layout="single")
+    expected = step_one_by_one(add_lora(make_model(family, fast(family), torch.float64)), rollouts)
     model = add_lora(make_model(family, fast(family), torch.float64))
-    expected_gradients = gradients(model, step(model, rollouts, layout="single").loss)
+    expected_gradients = gradients(model, step_one_by_one(model, rollouts).loss)
 
     small = PLAIN.model_copy(
         update={
@@ -175,10 +183,8 @@ def test_layers_are_averaged():
     scorer = Scorer(model, 2)
     with torch.no_grad():
         student, teacher = scorer(rollouts, "student"), scorer(rollouts, "teacher")
-    earlier_student, earlier_teacher = (
-        [replace(scores, layers=scores.layers[:1]) for scores in role] for role in (student, teacher)
-    )
-    earlier = opasd_loss(rollouts, earlier_student, earlier_teacher, scorer.head, scorer.head, config).loss.item()
+    student, teacher = (replace(scores, layers=scores.layers[:1]) for scores in (student, teacher))
+    earlier = opasd_loss(rollouts, student, teacher, student.head, teacher.head, config).loss.item()
     assert two == pytest.approx((one + earlier) / 2, rel=1e-9)
     assert abs(one - earlier) > 1e-6
 
@@ -206,8 +212,8 @@ def test_a_weight_of_zero_skips_the_work():
         rollouts,
         no_attention(rollouts, "student"),
         teacher,
-        scorer.head,
-        scorer.head,
+        student.head,
+        teacher.head,
         ObjectiveConfig(attention_weight=0),
     )
     assert not any(name.startswith("attention") for name in only_token.metrics)
@@ -234,11 +240,11 @@ def test_nan_and_inf_are_reported_with_the_rollouts_id(role, part, value):
     rollouts = make_rollouts()
     scorer = Scorer(make_model("qwen3"))
     with torch.no_grad():
-        scores = {name: scorer(rollouts, name, layout="single") for name in ("student", "teacher")}
+        scores = {name: scorer(rollouts, name) for name in ("student", "teacher")}
     layer = scores[role][2].layers[0]
     {"hidden": scores[role][2].hidden_TE, "query": layer.query_HTD, "key": layer.key_KSD}[part][..., 1, 3] = value
     with pytest.raises(NonFiniteError, match=f"the {role}'s .* of rollout rollout-2;"):
-        opasd_loss(rollouts, scores["student"], scores["teacher"], scorer.head, scorer.head, PLAIN)
+        opasd_loss(rollouts, *scores.values(), *(role.head for role in scores.values()), PLAIN)
 
 
 @pytest.mark.parametrize("support", ["context", "problem", "response"])
@@ -257,8 +263,8 @@ def test_every_support_and_query_runs_and_differs(support, query):
 def test_shuffling_does_not_depend_on_the_batch():
     config = ObjectiveConfig(attention=AttentionLossConfig(handling="shuffle"))
     model, rollouts = make_model("qwen3", dtype=torch.float64), make_rollouts()
-    forward = step(model, rollouts, config, layout="single").readings
-    backward = step(model, rollouts[::-1], config, layout="single").readings
+    forward = step_one_by_one(model, rollouts, config).readings
+    backward = step(model, rollouts[::-1], config).readings
     for mine, theirs in zip(forward, backward[::-1], strict=True):
         torch.testing.assert_close(mine.attention["divergence"], theirs.attention["divergence"])
 
@@ -277,17 +283,10 @@ def test_nan_in_the_output_head_is_reported_with_the_rollouts_id():
     scorer = Scorer(make_model("qwen3"))
     with torch.no_grad():
         student, teacher = scorer(rollouts, "student"), scorer(rollouts, "teacher")
-    weight = scorer.head.weight_VE.detach().clone()
+    weight = student.head.weight_VE.detach().clone()
     weight[5] = math.nan
     with pytest.raises(NonFiniteError, match="token/loss of rollout rollout-0"):
-        opasd_loss(rollouts, student, teacher, OutputHead(weight), scorer.head, PLAIN)
-
-
-def test_no_rollouts_at_all():
-    head = OutputHead(torch.zeros(4, 2))
-    output = opasd_loss([], [], [], head, head, PLAIN)
-    assert output.loss.item() == 0
-    assert output.metrics == {"loss": 0.0}
+        opasd_loss(rollouts, student, teacher, OutputHead(weight), teacher.head, PLAIN)
 
 
 def test_scores_for_another_objective_are_refused():
@@ -297,10 +296,10 @@ def test_scores_for_another_objective_are_refused():
         none, one = Scorer(model, 0), Scorer(model)
         bare, scores = none(rollouts, "student"), one(rollouts, "student")
     with pytest.raises(ConfigError, match="needs 1 captured layers"):
-        opasd_loss(rollouts, bare, bare, one.head, one.head, PLAIN)
+        opasd_loss(rollouts, bare, bare, bare.head, bare.head, PLAIN)
     generated = ObjectiveConfig(attention=AttentionLossConfig(query="generated"))
     with pytest.raises(ConfigError, match="not those of attention.query: generated"):
-        opasd_loss(rollouts, scores, scores, one.head, one.head, generated)
+        opasd_loss(rollouts, scores, scores, scores.head, scores.head, generated)
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
@@ -310,9 +309,9 @@ def test_autocast_around_the_losses_changes_nothing(impl):
     scorer = Scorer(model)
     with torch.no_grad():
         with model.disable_adapter():
-            teacher, head = scorer(rollouts, "teacher"), scorer.head
+            teacher = scorer(rollouts, "teacher")
         student = scorer(rollouts, "student")
-        plain = opasd_loss(rollouts, student, teacher, scorer.head, head, config)
+        plain = opasd_loss(rollouts, student, teacher, student.head, teacher.head, config)
         with torch.autocast("cpu", torch.bfloat16):
-            mixed = opasd_loss(rollouts, student, teacher, scorer.head, head, config)
+            mixed = opasd_loss(rollouts, student, teacher, student.head, teacher.head, config)
     assert mixed.metrics == plain.metrics

@@ -51,7 +51,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM
 
-from opasd.trainer import session
+from opasd.model import loading
 from opasd.cli import main
 from opasd.evaluation.targets import resolve
 

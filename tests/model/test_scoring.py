@@ -14,7 +14,7 @@ from opasd.model.unwrap import unwrap
 from tests.models import CUDNN, FAMILIES, HYBRID, SIZES, add_lora, attention_function, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
 
-LAYOUTS = ("padded", "packed", "single")
+LAYOUTS = ("padded", "packed")
 
 
 def tensors(scores):
@@ -45,10 +45,10 @@ def test_hidden_states_and_head_give_the_models_own_logits(family):
     model, rollout = make_model(family, fast(family)), make_rollout()
     scorer = Scorer(model)
     with torch.no_grad():
-        (scores,) = scorer([rollout], "student")
+        scores = scorer([rollout], "student")
         logits = model(input_ids=torch.tensor([rollout.student_ids])).logits[0]
     start = len(rollout.pair.student_ids)
-    torch.testing.assert_close(scorer.head.logits(scores.hidden_TE), logits[start - 1 : -1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores.head.logits(scores.hidden_TE), logits[start - 1 : -1], atol=1e-4, rtol=1e-4)
 
 
 def test_logit_scale_of_cohere():
@@ -85,7 +85,8 @@ def test_a_rollout_of_no_tokens(layout):
 
 
 def test_no_rollouts():
-    assert Scorer(make_model("qwen3"))([], "student") == []
+    with pytest.raises(ValueError, match="no rollouts"):
+        Scorer(make_model("qwen3"))([], "student")
 
 
 def test_no_attention_is_captured_where_none_is_asked_for():
@@ -249,13 +250,11 @@ def test_a_head_trained_whole_is_read_with_adapters_on_and_off():
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
     with torch.no_grad():
         unwrap(model).get_output_embeddings().modules_to_save["default"].weight.mul_(2)
-        on = Scorer(model)
-        on([make_rollout()], "student")
         with torch.enable_grad():
-            assert on.head.weight_VE.requires_grad
+            assert Scorer(model)([make_rollout()], "student").head.weight_VE.requires_grad
         with model.disable_adapter():
-            off = Scorer(model)
-            off([make_rollout()], "student")
+            off = Scorer(model)([make_rollout()], "student")
+            assert not off.head.weight_VE.requires_grad
             torch.testing.assert_close(2 * off.head.weight_VE, on_weight(model))
 
 

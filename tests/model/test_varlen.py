@@ -17,7 +17,7 @@ class Layer(torch.nn.Module):
 def packed(query, key, value, lengths, **kwargs):
     ends = torch.tensor([0, *lengths]).cumsum(0).int().to(query.device)
     mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-    output, _ = varlen._attention(
+    output, _ = varlen.packed_attention(
         Layer(), query, key, value, mask, cu_seq_lens_q=ends, max_length_q=max(lengths), **kwargs
     )
     return output
@@ -134,7 +134,7 @@ def test_a_part_with_another_attention_keeps_it():
 def test_a_mask_that_a_model_has_changed_is_not_ignored():
     query, key, value = numbers([4, 3], 1, 1, 8, 0)
     with pytest.raises(ConfigError, match="cannot be packed"):
-        varlen._attention(
+        varlen.packed_attention(
             Layer(), query, key, value, torch.zeros(1, 1, 7, 7),
             cu_seq_lens_q=torch.tensor([0, 4, 7], dtype=torch.int32), max_length_q=4,
         )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_model_that_drops_the_bounds_is_refused_and_not_computed_wrongly():
     query, key, value = numbers([4, 3], 1, 1, 8, 0)
     mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
     with pytest.raises(ConfigError, match="does not hand a packed row's bounds"):
-        varlen._attention(Layer(), query, key, value, mask)
+        varlen.packed_attention(Layer(), query, key, value, mask)
 
 
 @pytest.mark.parametrize("odd", [{"softcap": 30.0}, {"s_aux": torch.zeros(1)}])

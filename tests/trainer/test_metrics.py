@@ -1,4 +1,4 @@
-"""A window's metrics against values computed by hand."""
+"""A step's metrics against values computed by hand."""
 
 import math
 import resource
@@ -16,12 +16,11 @@ from opasd.config import PromptConfig
 from opasd.data.problems import Problem
 from opasd.evaluation.answers import Answer
 from opasd.grading.verdict import is_correct
-from opasd.losses.objective import LossOutput
 from opasd.model.cost import CostModel
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.engine import Completion
 from opasd.trainer import metrics as metrics_module
-from opasd.trainer.metrics import Window, validation_metrics
+from opasd.trainer.metrics import StepMetrics, validation_metrics
 from tests.models import make_model
 from tests.rollouts import make_rollout
 
@@ -43,14 +42,14 @@ class Texts:
         return self.texts[ids[0]] if ids[0] < len(self.texts) else "a prompt"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def accelerator() -> Accelerator:
     return Accelerator(cpu=True)
 
 
 @pytest.fixture
-def window() -> Window:
-    return Window(make_model("qwen3"), checkpointing=False)
+def metrics() -> StepMetrics:
+    return StepMetrics(make_model("qwen3"), checkpointing=False)
 
 
 def make(number: int, tokens: int, answer: str | None, reason: FinishReason = "stop") -> tuple[Rollout, Completion]:
@@ -64,23 +63,19 @@ def make(number: int, tokens: int, answer: str | None, reason: FinishReason = "s
     return rollout, Completion(rollout.completion_ids, reason)
 
 
-def start(window: Window, made: list[tuple[Rollout, Completion]], *texts: str) -> None:
+def start(metrics: StepMetrics, made: list[tuple[Rollout, Completion]], *texts: str) -> None:
     rollouts, completions = zip(*made, strict=True)
-    window.start(list(rollouts), list(completions), Texts(*texts))
+    metrics.add_rollouts(list(rollouts), list(completions), Texts(*texts))
 
 
-def add(window: Window, metrics: dict[str, float]) -> None:
-    window.add([], LossOutput(torch.tensor(0.0), metrics, []))
+def finish(metrics: StepMetrics, *, skipped: bool = False, **logs: float) -> dict[str, float]:
+    return metrics.finish(LOGS | logs, skipped=skipped)
 
 
-def finish(window: Window, accelerator: Accelerator, **logs: float) -> dict[str, float]:
-    return window.finish(accelerator, LOGS | logs)
-
-
-def test_by_hand(window, accelerator):
+def test_by_hand(metrics):
     made = [make(0, 10, "5"), make(1, 2, "5", "length"), make(2, 30, None, "length"), make(3, 6, "6", "error")]
-    start(window, made, r"Wait, \boxed{5}", r"maybe \boxed{6}, perhaps", r"\boxed{5}", "waiting")
-    found = finish(window, accelerator)
+    start(metrics, made, r"Wait, \boxed{5}", r"maybe \boxed{6}, perhaps", r"\boxed{5}", "waiting")
+    found = finish(metrics)
     assert found["rollout/length_mean"] == 12
     assert found["rollout/length_median"] == 8
     assert found["rollout/length_max"] == 30
@@ -92,108 +87,105 @@ def test_by_hand(window, accelerator):
     assert found["tokens/processed"] == 48 + 4 * 8 + 48 + 4 * 18
     assert (found["loss"], found["grad_norm"], found["learning_rate"]) == (0.75, 2.0, 1e-4)
     assert found["skipped"] == 0
-    cost = CostModel.of(window.model, checkpointing=False).step([18, 10, 38, 14], [28, 20, 48, 24])
+    cost = CostModel.of(metrics.model, checkpointing=False).step([18, 10, 38, 14], [28, 20, 48, 24])
     assert {name: value for name, value in found.items() if name.startswith("flops/")} == {
         f"flops/{name}": value for name, value in cost.items()
     }
     assert all(isinstance(value, int | float) for value in found.values())
 
 
-def test_leaks_are_counted_where_the_wording_can_tell(accelerator):
+def test_leaks_are_counted_where_the_wording_can_tell():
     made = [make(0, 3, "5"), make(1, 3, "5")]
     texts = (r"As the reference solution says, \boxed{5}", r"\boxed{5}")
-    telling = Window(make_model("qwen3"), checkpointing=False, leak=leak_pattern(PromptConfig()))
+    telling = StepMetrics(make_model("qwen3"), checkpointing=False, leak=leak_pattern(PromptConfig()))
     start(telling, made, *texts)
-    assert finish(telling, accelerator)["rollout/leaks"] == 0.5
-    assert "rollout/leaks" not in finish(telling, accelerator)
+    assert finish(telling)["rollout/leaks"] == 0.5
+    assert "rollout/leaks" not in finish(telling)
     answers = [answered(text, "5", problem=text) for text in texts]
-    assert validation_metrics("set", answers, 1, accelerator, telling.leak)["validation/set/leaks"] == 0.5
+    assert validation_metrics("set", answers, 1, telling.leak)["validation/set/leaks"] == 0.5
 
 
-def test_verdicts(window, accelerator):
+def test_verdicts(metrics):
     made = [make(0, 3, "5"), make(1, 3, "5"), make(2, 3, None)]
-    start(window, made, r"\boxed{5}", r"\boxed{4}", r"\boxed{5}")
-    assert [window.verdict(rollout) for rollout, _ in made] == [True, False, None]
-    assert window.verdict(make(4, 3, "5")[0]) is None
+    start(metrics, made, r"\boxed{5}", r"\boxed{4}", r"\boxed{5}")
+    assert [metrics.verdict(rollout) for rollout, _ in made] == [True, False, None]
+    assert metrics.verdict(make(4, 3, "5")[0]) is None
 
 
-def test_without_answers_there_is_no_accuracy(window, accelerator):
-    start(window, [make(0, 3, None)], r"\boxed{5}")
-    assert "rollout/accuracy" not in finish(window, accelerator)
+def test_without_answers_there_is_no_accuracy(metrics):
+    start(metrics, [make(0, 3, None)], r"\boxed{5}")
+    assert "rollout/accuracy" not in finish(metrics)
 
 
-def test_losses_add_up_over_the_window(window, accelerator):
+def test_losses_add_up_over_the_window(metrics):
     """A micro-batch's metrics are its share of the minibatch's mean already."""
     for loss, extra in ((0.5, {"token/loss": 0.1, "attention/divergence": 1.0}), (0.25, {"token/loss": 0.3})):
-        add(window, {"loss": loss, **extra})
-    found = finish(window, accelerator)
+        metrics.add({"loss": loss, **extra})
+    found = finish(metrics)
     assert found["token/loss"] == pytest.approx(0.4)
     assert found["attention/divergence"] == 1.0
     assert found["loss"] == 0.75  # Trainer's, which is over all processes
 
 
-def test_an_empty_window_has_numbers_still(window, accelerator):
-    found = finish(window, accelerator)
+def test_an_empty_window_has_numbers_still(metrics):
+    found = finish(metrics)
     assert found["tokens/generated"] == found["rollout/length_mean"] == found["rollout/truncated"] == 0
     assert all(math.isfinite(value) for value in found.values())
 
 
-def test_windows_do_not_mix(window, accelerator):
+def test_windows_do_not_mix(metrics):
     made = make(0, 10, "5")
-    start(window, [made], r"Wait \boxed{5}")
-    add(window, {"token/loss": 1.0})
-    window.spoiled = True
-    with window.timed("rollout"):
+    start(metrics, [made], r"Wait \boxed{5}")
+    metrics.add({"token/loss": 1.0})
+    with metrics.timed("rollout"):
         time.sleep(0.02)
-    first = finish(window, accelerator)
+    first = finish(metrics, skipped=True)
     assert first["skipped"] == 1
     assert first["seconds/rollout"] >= 0.02
     assert first["seconds/step"] >= 0.02
-    start(window, [make(1, 4, "5")], "", r"\boxed{6}")
-    second = finish(window, accelerator)
-    assert not window.spoiled
+    start(metrics, [make(1, 4, "5")], "", r"\boxed{6}")
+    second = finish(metrics)
     assert second["skipped"] == second["seconds/rollout"] == second["rollout/accuracy"] == 0
     assert second["tokens/generated"] == 4
     assert "token/loss" not in second
-    assert second["seconds/step"] < first["seconds/step"]
-    assert window.verdict(made[0]) is None
+    assert metrics.verdict(made[0]) is None
 
 
-def test_parts_of_a_step_in_seconds(window, accelerator, monkeypatch):
+def test_parts_of_a_step_in_seconds(metrics, monkeypatch):
     """The update is what of its time is neither the teacher's nor the student's."""
-    clock = iter([0.0, 10.0, 12.0, 12.0, 15.0, 20.0, 100.0, 101.0])
-    monkeypatch.setattr(metrics_module, "now", lambda: next(clock))
-    with window.timed("update"):  # 0 to 20
-        with window.timed("teacher"):  # 10 to 12
+    clock = iter([0.0, 10.0, 12.0, 12.0, 15.0, 20.0, 100.0, 101.0, 102.0, 103.0])
+    monkeypatch.setattr(metrics_module, "perf_counter", lambda: next(clock))
+    with metrics.timed("update"):  # 0 to 20
+        with metrics.timed("teacher"):  # 10 to 12
             pass
-        with window.timed("student"):  # 12 to 15
+        with metrics.timed("student"):  # 12 to 15
             pass
-    with window.timed("rollout"):
+    with metrics.timed("rollout"):
         pass
-    start(window, [make(0, 7, None)], "")
-    found = finish(window, accelerator)
+    start(metrics, [make(0, 7, None)], "")
+    found = finish(metrics)
     seconds = {name: found[f"seconds/{name}"] for name in ("rollout", "teacher", "student", "update")}
     assert seconds == {"rollout": 1.0, "teacher": 2.0, "student": 3.0, "update": 15.0}
     assert found["ms_per_processed_token"] == pytest.approx(1000 * 20 / (15 + 25))
 
 
-def test_time_is_kept_when_the_block_fails(window, accelerator):
-    with pytest.raises(KeyError), window.timed("student"):
+def test_time_is_kept_when_the_block_fails(metrics):
+    with pytest.raises(KeyError), metrics.timed("student"):
         time.sleep(0.01)
         raise KeyError
-    assert finish(window, accelerator)["seconds/student"] >= 0.01
+    assert finish(metrics)["seconds/student"] >= 0.01
 
 
-def test_many_processes(window, accelerator, monkeypatch):
+def test_many_processes(metrics, monkeypatch):
     """Means over all processes; seconds of the slowest, part by part, and the largest peak."""
     row = {"tokens": 10, "student": 18, "teacher": 28, "truncated": True, "correct": True, "markers": 3}
     parts = {"rollout": 0.0, "teacher": 9.0, "student": 1.0, "update": 0.5}
     other = ([row], {"token/loss": 1.0}, parts, 2**60)
     monkeypatch.setattr(metrics_module, "gather_object", lambda mine: [other, *mine])
-    start(window, [make(1, 20, "5")], "", r"\boxed{6}")
-    add(window, {"token/loss": 3.0, "token/clipped": 0.5})
-    window._seconds.update({"teacher": 1.0, "student": 9.0, "update": 10.25})
-    found = finish(window, accelerator)
+    start(metrics, [make(1, 20, "5")], "", r"\boxed{6}")
+    metrics.add({"token/loss": 3.0, "token/clipped": 0.5})
+    metrics._seconds.update({"teacher": 1.0, "student": 9.0, "update": 10.25})
+    found = finish(metrics)
     assert found["token/loss"] == 2.0
     assert found["token/clipped"] == 0.25
     assert found["rollout/accuracy"] == found["rollout/truncated"] == 0.5
@@ -204,15 +196,15 @@ def test_many_processes(window, accelerator, monkeypatch):
     assert found["ms_per_processed_token"] == pytest.approx(1000 * 18.5 * 2 / (18 + 28 + 28 + 38))
 
 
-def test_seconds_are_never_negative(window, accelerator):
-    window._seconds.update({"teacher": 1.0, "student": 1.0})
-    assert finish(window, accelerator)["seconds/update"] == 0
+def test_seconds_are_never_negative(metrics):
+    metrics._seconds.update({"teacher": 1.0, "student": 1.0})
+    assert finish(metrics)["seconds/update"] == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="device memory is measured where there is a device")
-def test_peak_memory_is_in_bytes(window, accelerator):
+def test_peak_memory_is_in_bytes(metrics):
     """A process with torch in it has taken 100 MB to 100 GB; it has its peak at or above what it has now."""
-    found = finish(window, accelerator)["memory/peak_bytes"]
+    found = finish(metrics)["memory/peak_bytes"]
     assert 1e8 < found < 1e11
     if sys.platform == "linux":
         assert found >= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 * 0.5
@@ -231,14 +223,14 @@ def answered(
     return Answer(problem, 0, (1,) * tokens, text, reason, correct)
 
 
-def test_validation_by_hand(accelerator):
+def test_validation_by_hand():
     rows = [
         answered(r"\boxed{5}", "5", 10),
         answered(r"\boxed{6}", "5", 20, "length"),
         answered(r"Wait, maybe \boxed{0.5}", r"\frac{1}{2}", 6, problem="q"),
         answered(r"\boxed{0.5}", r"\frac{1}{2}", 4, problem="q"),
     ]
-    assert validation_metrics("aime", rows, 2, accelerator) == {
+    assert validation_metrics("aime", rows, 2) == {
         "validation/aime/avg@2": 0.75,
         "validation/aime/stderr": 0.25,  # of 1/2 and 1
         "validation/aime/pass@1": 0.75,
@@ -249,12 +241,12 @@ def test_validation_by_hand(accelerator):
     }
 
 
-def test_validation_grades_only_what_has_an_answer(accelerator):
+def test_validation_grades_only_what_has_an_answer():
     """An empty box is not the answer to a problem without one."""
     rows = [answered(r"\boxed{}", None), answered(r"\boxed{5}", "5")]
-    assert validation_metrics("set", rows, 1, accelerator)["validation/set/avg@1"] == 1.0
-    assert "validation/set/avg@1" not in validation_metrics("set", rows[:1], 1, accelerator)
+    assert validation_metrics("set", rows, 1)["validation/set/avg@1"] == 1.0
+    assert "validation/set/avg@1" not in validation_metrics("set", rows[:1], 1)
 
 
-def test_an_empty_validation_set(accelerator):
-    assert validation_metrics("set", [], 1, accelerator) == {}
+def test_an_empty_validation_set():
+    assert validation_metrics("set", [], 1) == {}

@@ -231,7 +231,7 @@ def test_a_run_does_not_go_on_with_other_data(place, tmp_path, changed):
 def test_data_that_gives_too_few_steps_is_told(place, tmp_path):
     few = {"source": str(place / "sums.jsonl"), "sample": 3}
     config = make_config(place, data=few, train__extra={"use_cpu": True, "dataloader_drop_last": True})
-    with pytest.raises(ConfigError, match="training ended after 0 of 2 steps, .*: 3 problems; give more, or leave out"):
+    with pytest.raises(ConfigError, match="training ended after 0 of 2 steps .*: 3 problems; give more, or leave out"):
         session.train(config, tmp_path)
 
 
@@ -280,7 +280,7 @@ def test_a_folder_without_a_tokenizer_is_told(place, tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "model" / name).write_bytes((place / "model" / name).read_bytes())
-    with pytest.raises(ConfigError, match="model has no tokenizer: it makes no token of a text"):
+    with pytest.raises(ConfigError, match="model has no tokenizer: a text gives no token"):
         session.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
@@ -295,7 +295,7 @@ def test_weights_that_are_missing_or_of_another_shape_are_told(place, tmp_path):
     config = make_config(place, model__name_or_path=str(tmp_path / "model"))
     name = "model.layers.0.mlp.up_proj.weight"
     _weights(tmp_path / "model", lambda weights: weights.pop(name))
-    with pytest.raises(ConfigError, match=f"model has no {name}: they would be random"):
+    with pytest.raises(ConfigError, match=f"model has no {name}, and random"):
         session.train(config, tmp_path / "run")
     _weights(tmp_path / "model", lambda weights: weights.update({name: torch.zeros(3, 3)}))
     with pytest.raises(ConfigError, match="cannot load the model"):
@@ -333,7 +333,7 @@ def test_layers_of_other_kinds_can_be_named_and_those_that_cannot_be_adapted_are
     assert any("c_attn.lora_A" in name for name, _ in adapted.named_parameters())
     model = make_model()
     model.extra = torch.nn.ModuleDict({"q_proj": torch.nn.LayerNorm(3)})
-    with pytest.raises(ConfigError, match="model cannot be adapted so: Target module LayerNorm.*; name other modules"):
+    with pytest.raises(ConfigError, match="cannot be adapted like this: Target module LayerNorm.*; name other modules"):
         loading.adapt(model, ModelConfig(lora_target_modules=("q_proj",)), checkpointing=False)
 
 

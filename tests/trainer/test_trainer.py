@@ -24,12 +24,14 @@ from transformers import (
 from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
-from opasd.losses.objective import opasd_loss
+from opasd.losses.objective import objective_loss
 from opasd.model.checks import leave_head, same_positions_up_to
-from opasd.model.scoring import Scorer
+from opasd.model.objective import opasd_loss
+from opasd.model.scoring import Scorer, choose_layout
 from opasd.run.checkpoints import checkpoints
 from opasd.run.records import Records
-from opasd.trainer.trainer import OPASDTrainer, _use_liger
+from opasd.trainer.setup import use_liger
+from opasd.trainer.trainer import OPASDTrainer
 from tests import processes
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
@@ -68,11 +70,12 @@ def test_a_step_is_algorithm_1(tmp_path):
     pairs = fresh.train_dataset.pairs
     order = [row["id"] for row in Records(tmp_path / "samples.jsonl")]
     chosen = [next(pair for pair in pairs if f" {pair.problem.id}," in name) for name in order]
-    rollouts, _ = fresh._roll_out(chosen)
+    rollouts = fresh.roll_out(chosen)
     scorer = Scorer(fresh.model)
     with fresh.teacher.judging():
-        teacher, head = scorer(rollouts, "teacher"), scorer.head
-    output = opasd_loss(rollouts, scorer(rollouts, "student"), teacher, scorer.head, head, fresh.config.objective)
+        teacher = scorer(rollouts, "teacher")
+    student = scorer(rollouts, "student")
+    output = opasd_loss(rollouts, student, teacher, student.head, teacher.head, fresh.config.objective)
     output.loss.backward()
     expected = {name: p.grad for name, p in fresh.model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
@@ -110,21 +113,18 @@ def test_how_rollouts_share_a_forward_changes_nothing(tmp_path):
         assert [reading[name] for reading in readings] == pytest.approx([readings[0][name]] * len(ways), rel=1e-4)
 
 
-def test_a_model_that_cannot_be_packed_is_told_of_or_refused(tmp_path, caplog):
-    trainer = make_trainer(tmp_path / "auto", max_steps=1, method={"layout": "auto"})
-    scorer = Scorer(trainer.student, 0)
-    scorer._packing.append("its sequences would mix")
-    trainer.args = types.SimpleNamespace(device=torch.device("cuda"))  # only asked for its device's name
-    assert trainer._layout(scorer) == "padded"
+def test_a_model_that_cannot_be_packed_is_warned_of_or_refused(monkeypatch, caplog):
+    scorer = Scorer(make_model(), 0)
+    monkeypatch.setattr(scorer, "cannot_pack", lambda: "its sequences would mix")
+    cuda = torch.device("cuda")
+    assert choose_layout(scorer, "auto", device=cuda, half=True) == "padded"
     assert "not packed: its sequences would mix" in caplog.text
-    trainer.config = trainer.config.model_copy(update={"layout": "packed"})
     with pytest.raises(ConfigError, match="layout: packed, but its sequences would mix; use layout: auto"):
-        trainer._layout(scorer)
+        choose_layout(scorer, "packed", device=cuda, half=True)
 
 
 def test_packing_without_a_kernel_for_it_is_told(tmp_path, caplog):
-    trainer = make_trainer(tmp_path, method={"layout": "packed"})
-    assert trainer._scorer_of(trainer.student)[1] == "packed"
+    make_trainer(tmp_path, method={"layout": "packed"}).check()
     assert "rollouts of a micro-batch are packed; attention: one sequence at a time" in caplog.text
 
 
@@ -410,7 +410,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(tmp_path, damaged_run
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
-        ({"objective": {"attention": {"layers": 99}}}, {}, "the last 99 attention layers were asked for"),
+        ({"objective": {"attention": {"layers": 99}}}, {}, "objective.attention.layers is 99"),
         ({"objective": {"attention": {"impl": "fused"}}}, {}, "objective.attention.impl: fused needs Triton"),
         ({"objective": {"token": {"impl": "fused"}}}, {}, "objective.token.impl: fused needs Triton"),
         ({}, {"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_type: cosine_with_min_lr .*min_lr"),
@@ -531,29 +531,29 @@ def test_nan_skips_the_step_where_so_configured(tmp_path):
 
 def test_nan_in_one_micro_batch_drops_the_whole_step(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, method={"on_non_finite": "skip", "tokens_per_microbatch": 1})
-    weights, calls, verdicts = [], [], []
+    weights, calls, settled = [], [], []
     settle = Scorer.settle
 
-    def settled(scorer):
-        verdicts.append(len(scorer._checks))
+    def counted(scorer):
+        settled.append(len(calls))
         settle(scorer)
 
-    def loss(rollouts, *args, **kwargs):
-        calls.append(rollouts)
+    def loss(*scores, **kwargs):
+        calls.append(scores)
         if len(calls) == 8 + 3:  # the third of the second step's eight
             raise NonFiniteError("NaN")
-        return opasd_loss(rollouts, *args, **kwargs)
+        return objective_loss(*scores, **kwargs)
 
     class Weights(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             weights.append(torch.cat([p.detach().flatten() for p in trainer.student.parameters() if p.requires_grad]))
 
-    monkeypatch.setattr("opasd.trainer.trainer.opasd_loss", loss)
-    monkeypatch.setattr(Scorer, "settle", settled)
+    monkeypatch.setattr("opasd.trainer.trainer.objective_loss", loss)
+    monkeypatch.setattr(Scorer, "settle", counted)
     trainer.add_callback(Weights())
     trainer.train()
     assert len(calls) == 3 * 8
-    assert verdicts == [2] * 3 * 8  # of both roles, whatever the loss said
+    assert settled == list(range(1, 3 * 8 + 1))  # once for each micro-batch, whether the loss failed or not
     assert [row["skipped"] for row in rows(tmp_path)] == [0, 1, 0]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
@@ -573,11 +573,11 @@ def test_a_step_spoiled_in_another_process_is_dropped_here_too(tmp_path, monkeyp
 def test_liger_chooses_its_parts_itself_and_leaves_the_losses(monkeypatch):
     """It refuses rotary embeddings for some families, and knows better than to replace everything in others."""
     given = []
-    monkeypatch.setattr("opasd.trainer.trainer.is_liger_kernel_available", lambda: True)
-    monkeypatch.setattr("opasd.trainer.trainer.apply_liger_kernel", lambda model, parts: given.append(parts))
+    monkeypatch.setattr("opasd.trainer.setup.is_liger_kernel_available", lambda: True)
+    monkeypatch.setattr("opasd.trainer.setup.apply_liger_kernel", lambda model, parts: given.append(parts))
     for own in (None, {"rms_norm": False}):
         args = types.SimpleNamespace(use_liger_kernel=True, device=torch.device("cuda"), liger_kernel_config=own)
-        _use_liger(make_model(), args)
+        use_liger(make_model(), args)
         assert args.use_liger_kernel is False
     assert given[0] == {"cross_entropy": False, "fused_linear_cross_entropy": False}
     assert given[1] == given[0] | {"rms_norm": False}
@@ -659,16 +659,14 @@ def test_an_adapter_that_is_a_prompt_is_refused(tmp_path, kind):
 @pytest.mark.parametrize("update", ["frozen", "snapshot"])
 def test_the_teachers_output_head_is_the_teachers_own(tmp_path, monkeypatch, update):
     """With all weights trained, the teacher's head is a copy that must outlast the moment of judging."""
-    import opasd.trainer.trainer
-
     heads, students = [], []
 
-    def watched(rollouts, student, teacher, student_head, teacher_head, *args, **kwargs):
-        heads.append(teacher_head.weight_VE.detach().clone())
-        students.append(student_head.weight_VE.detach().clone())
-        return opasd_loss(rollouts, student, teacher, student_head, teacher_head, *args, **kwargs)
+    def watched(student, teacher, **kwargs):
+        heads.append(teacher.head.weight_VE.detach().clone())
+        students.append(student.head.weight_VE.detach().clone())
+        return objective_loss(student, teacher, **kwargs)
 
-    monkeypatch.setattr(opasd.trainer.trainer, "opasd_loss", watched)
+    monkeypatch.setattr("opasd.trainer.trainer.objective_loss", watched)
     trainer = make_trainer(tmp_path, lora=False, method={"teacher": {"update": update, "snapshot_every": 100}})
     initial = trainer.model.get_output_embeddings().weight.detach().clone()
     trainer.train()
@@ -840,7 +838,7 @@ def test_the_callers_arguments_stay_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("asked", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps", "eval_steps": 3}])
 def test_another_schedule_of_validation_is_refused(tmp_path, asked):
-    with pytest.raises(ConfigError, match="a run is validated as validation.every says"):
+    with pytest.raises(ConfigError, match="validation.every decides when to validate"):
         make_trainer(tmp_path, eval_dataset=PROBLEMS[:1], **asked)
 
 
@@ -860,7 +858,7 @@ def test_a_model_with_nothing_to_train(tmp_path):
 def test_a_tokenizer_that_is_not_the_models(tmp_path):
     model = make_model()
     model.resize_token_embeddings(20)
-    with pytest.raises(ConfigError, match=r"the tokenizer makes the token \d+, but the model has embeddings for 20"):
+    with pytest.raises(ConfigError, match=r"the tokenizer gives the token \d+, but the model has embeddings for 20"):
         make_trainer(tmp_path, model=model)
 
 

@@ -1,9 +1,9 @@
-"""The embedded chat model: a folder in the package that `from_pretrained` reads; `scripts/lab` makes it."""
+"""The embedded chat model: a folder of this package that `from_pretrained` reads. `scripts/lab` makes it."""
 
 from pathlib import Path
 
 LAB = "lab"
-"""The name that stands for the embedded model and the embedded task."""
+"""The name of the embedded model and of the embedded task."""
 
 
 def model_path() -> Path:

@@ -4,9 +4,10 @@ from opasd.prompts.rollout import Rollout
 
 
 def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[list[Rollout]]:
-    """Rollouts in groups whose teacher contexts, the longer ones, hold at most `budget` tokens with any padding.
+    """Group rollouts so that a group's teacher sequences, the longer ones, hold at most `budget` tokens with padding.
 
-    Ordered by length, so that little is padded; one rollout that is over the budget is a group of its own."""
+    Groups are ordered by length, so that little is padded. A rollout above the budget is a group of its own.
+    """
     groups: list[list[Rollout]] = []
     tokens = 0
     for rollout in sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids)):

@@ -1,11 +1,11 @@
-"""The queries and keys of a model's last attention layers, taken while the model runs its own fast attention.
+"""The queries and keys of a model's last attention layers, captured while the model runs its own fast attention.
 
-Every model of transformers asks a registry for its attention function by name. While a capture is entered, that name
-answers with a wrapper that notes the queries and keys of the chosen modules (after normalisation and rotary embedding,
-key heads not repeated) and then does what the model would have done. The name stays the same, so masks, kernels and
-caches do too. Which modules are the last ones is observed in a probe forward, so hybrid stacks need no special case.
+Every model of transformers asks a registry for its attention function by name. Within a capture, that name answers with
+a wrapper (`registry`): it runs the model's own function, and keeps the queries and keys of the chosen modules, after
+normalisation and rotary embedding and with key heads not repeated. A probe forward shows which modules come last, so
+hybrid models need no special case.
 
-The captured layers are left out of gradient checkpointing: their activations are what the loss differentiates.
+The captured layers are left out of gradient checkpointing, because the loss differentiates their activations.
 
 Shapes: B sequences, H query heads, K key heads, T positions, D head size.
 """
@@ -20,17 +20,14 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from opasd.errors import CaptureError
 from opasd.losses.attention import attention_heads
-from opasd.losses.inputs import LayerAttention, LayerBatch
+from opasd.losses.inputs import LayerAttention, LayerBatch, Span
+from opasd.model.registry import attention_registries, configurations, replaced
 from opasd.model.unwrap import model_type, unwrap
 
-Place = tuple[int, int, int]
-"""A sequence's row of the batch, and where in it the sequence begins and ends."""
 Observer = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
 
 
@@ -39,13 +36,13 @@ class CapturedLayer:
     """One forward of one attention layer, for the whole batch."""
 
     layer: LayerBatch
-    """Queries and keys of all positions; it does not know yet where sequences stand."""
+    """Queries and keys of all positions, without the spans of the sequences."""
     evidence: tuple[Tensor, Tensor]
-    """Values [B, K, T, D] and the layer's output [B, T, H, D] without dropout, to verify the capture on."""
+    """Values [B, K, T, D] and the layer's output [B, T, H, D] without dropout, to verify the capture with."""
 
-    def batch(self, places: Sequence[Place]) -> LayerBatch:
-        """The layer with the sequences' places in it."""
-        return replace(self.layer, spans=tuple(places))
+    def batch(self, spans: Sequence[Span]) -> LayerBatch:
+        """Return the layer with the sequences' spans in it."""
+        return replace(self.layer, spans=tuple(spans))
 
 
 class AttentionCapture:
@@ -62,8 +59,8 @@ class AttentionCapture:
         self.is_hybrid = len(modules) < unwrap(model).config.get_text_config().num_hidden_layers
         if len(modules) < num_layers:
             raise CaptureError(
-                f"the last {num_layers} attention layers were asked for, but the {model_type(model)} model has "
-                f"{len(modules)}; set objective.attention.layers to at most that"
+                f"objective.attention.layers is {num_layers}, but the {model_type(model)} model has {len(modules)} "
+                "attention layers; set it to at most that"
             )
         self.modules = modules[len(modules) - num_layers :]
         self._checkpointed = [_checkpointed_ancestor(model, module) for module in self.modules]
@@ -84,7 +81,7 @@ class AttentionCapture:
         self._captured.clear()
         refuse_reentrant_checkpointing(self.model)
         with ExitStack() as stack:
-            stack.enter_context(_observed(self.model, self._note))
+            stack.enter_context(_observed(self.model, self._keep))
             for layer in self._checkpointed:
                 if layer is not None and layer.gradient_checkpointing:
                     layer.gradient_checkpointing = False
@@ -108,7 +105,7 @@ class AttentionCapture:
         """Let go of the captured tensors."""
         self._captured.clear()
 
-    def _note(
+    def _keep(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, output: Tensor, kwargs: dict[str, Any]
     ) -> None:
         if module not in self.modules:
@@ -118,7 +115,7 @@ class AttentionCapture:
                 f"expected a forward without a key-value cache, got {key.shape[2]} keys for {query.shape[2]} queries; "
                 "call the model with use_cache=False"
             )
-        sinks_H = kwargs.get("s_aux")  # a weight: a teacher's is only swapped in while it judges
+        sinks_H = kwargs.get("s_aux")  # a weight, and a teacher's weights are swapped out again
         layer = LayerBatch(
             query,
             key,
@@ -131,9 +128,9 @@ class AttentionCapture:
         self._captured[module] = CapturedLayer(layer, (value.detach(), output.detach()))
 
     def verify(self, row: int, start: int, stop: int) -> "list[Check]":
-        """Whether the captured attention of a sequence's last position gives what the model computed there.
+        """Compare the captured attention of a sequence's last position with the model's own output there.
 
-        This is what makes the capture model-generic: a mask, bias or cap it does not know of cannot go unnoticed.
+        This makes the capture safe for any model: an unknown mask, bias or cap shows as a difference.
         """
         implementation = unwrap(self.model).config._attn_implementation
         checks = []
@@ -144,8 +141,7 @@ class AttentionCapture:
             heads_HTS = attention_heads(role, torch.full((1,), last, device=role.query_HTD.device))
             repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
             value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)
-            found_HD, expected_HD = output_BTHD[row, stop - 1], (heads_HTS @ value_HSD)[:, 0]
-            error = _relative_error(found_HD, expected_HD)
+            error = _relative_error(output_BTHD[row, stop - 1], (heads_HTS @ value_HSD)[:, 0])
             message = (
                 f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is not "
                 "the one its queries and keys give (off by {error} of its size); try attn_implementation='eager', "
@@ -157,16 +153,16 @@ class AttentionCapture:
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison that the device makes while the host goes on."""
+    """A comparison that the device makes while the host continues."""
 
     error: Tensor
     limit: Tensor
     message: str
-    """What is wrong where the error is over the limit; `{error}` stands for it."""
+    """The text of the CaptureError if the error exceeds the limit; `{error}` is replaced by it."""
 
 
 def settle(checks: Sequence[Check]) -> None:
-    """Wait for the device's verdicts, all at once; the first bad one is an error."""
+    """Wait for all comparisons at once; raise the first bad one."""
     if not checks:
         return
     numbers = torch.stack([number.double() for check in checks for number in (check.error, check.limit)])
@@ -175,19 +171,19 @@ def settle(checks: Sequence[Check]) -> None:
             raise CaptureError(check.message.replace("{error}", f"{error:.1e}"))
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖; 0 where the model's own numbers are not finite, which is told elsewhere."""
-    return float(_relative_error(found, expected))
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return ‖actual − expected‖ / ‖expected‖, or 0 if `actual` is not finite: the loss reports that."""
+    return float(_relative_error(actual, expected))
 
 
-def _relative_error(found: Tensor, expected: Tensor) -> Tensor:
-    found = found.to(expected.dtype)
-    error = (found - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.where(found.isfinite().all(), error, 0.0)
+def _relative_error(actual: Tensor, expected: Tensor) -> Tensor:
+    actual = actual.to(expected.dtype)
+    error = (actual - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.where(actual.isfinite().all(), error, 0.0)
 
 
 def tolerance(tensor: Tensor) -> float:
-    """How far two right computations of a tensor may be apart, relative to its size."""
+    """Return how far two right computations of a tensor may differ, relative to its size."""
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)  # models sum in float32 at best
     if tensor.dtype == torch.float32 and tensor.is_cuda and torch.get_float32_matmul_precision() != "highest":
         return 4e-3  # TensorFloat-32
@@ -195,10 +191,11 @@ def tolerance(tensor: Tensor) -> float:
 
 
 def _limit(output: Tensor, role: LayerAttention, *, eager: bool) -> Tensor:
-    """How far an attention layer's output may be from what its queries and keys give, relative to its size.
+    """Return how far an attention layer's output may differ from what its queries and keys give, relative to its size.
 
-    Scores are rounded to the model's format by eager attention and to float32 by the others, and the rows are off by as
-    much as the largest ones are: Qwen2.5's first layer has scores above a thousand."""
+    Eager attention rounds scores to the model's format, the others to float32, and a row's error grows with its largest
+    score: Qwen2.5's first layer has scores above a thousand.
+    """
     unit = tolerance(output) if eager else 2 * torch.finfo(torch.float32).eps
     return tolerance(output) + unit * _largest_score(role)
 
@@ -209,15 +206,15 @@ def _largest_score(role: LayerAttention) -> Tensor:
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
-    """The attention modules of a model in the order in which a probe forward of two tokens runs them."""
+    """Return a model's attention modules in the order in which a forward of two tokens runs them."""
     seen: list[nn.Module] = []
 
-    def note(module: nn.Module, *_: object) -> None:
+    def observe(module: nn.Module, *_: object) -> None:
         if module not in seen:
             seen.append(module)
 
     device = next(model.parameters()).device
-    with torch.no_grad(), _observed(model, note):
+    with torch.no_grad(), _observed(model, observe):
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device), use_cache=False)
     if not seen:
         raise CaptureError(
@@ -228,7 +225,7 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def refuse_reentrant_checkpointing(model: nn.Module) -> None:
-    """Reentrant checkpointing runs the forward without a graph: what is captured in it has no gradient."""
+    """Refuse reentrant checkpointing: its forward runs without a graph, so a captured tensor has no gradient."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
             function = getattr(module, "_gradient_checkpointing_func", None)
@@ -247,44 +244,28 @@ def _checkpointed_ancestor(model: nn.Module, target: nn.Module) -> GradientCheck
     return None
 
 
-def _registries(model: nn.Module) -> list[AttentionInterface]:
-    """The registries a model's code asks: nearly always the one all models share."""
-    found = {id(ALL_ATTENTION_FUNCTIONS): ALL_ATTENTION_FUNCTIONS}
-    for name in {type(module).__module__ for module in model.modules()}:
-        registry = getattr(sys.modules.get(name), "ALL_ATTENTION_FUNCTIONS", None)
-        if isinstance(registry, AttentionInterface):
-            found[id(registry)] = registry
-    return list(found.values())
-
-
 @contextmanager
-def _observed(model: nn.Module, note: Observer) -> Iterator[None]:
-    """While entered, every call of an attention function of this model is noted after it was made."""
-    mine = set(model.modules())
-    configs = [getattr(module, "config", None) for module in mine]
-    implementations = {c._attn_implementation or "eager" for c in configs if isinstance(c, PreTrainedConfig)}
+def _observed(model: nn.Module, observe: Observer) -> Iterator[None]:
+    """Within the block, `observe` sees every call of an attention function of this model, with its output."""
+    modules = set(model.modules())
+    implementations = {config._attn_implementation or "eager" for config in configurations(model)}
 
     def wrapped(function: Callable[..., Any] | None) -> Callable[..., Any]:
         def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
             run = function or sys.modules[type(module).__module__].eager_attention_forward
             result = run(module, query, key, value, *args, **kwargs)
-            if module in mine:
+            if module in modules:
                 output = result[0]
                 if kwargs.get("dropout"):
                     with torch.no_grad():
                         output = run(module, query, key, value, *args, **kwargs | {"dropout": 0.0})[0]
-                note(module, query, key, value, output, kwargs)
+                observe(module, query, key, value, output, kwargs)
             return result
 
         return attention
 
     with ExitStack() as stack:
-        for registry in _registries(model):
+        for registry in attention_registries(model):
             for name in implementations:
-                local = registry._local_mapping
-                if name in local:
-                    stack.callback(local.__setitem__, name, local[name])
-                else:
-                    stack.callback(local.pop, name, None)
-                local[name] = wrapped(registry.get(name))
+                stack.enter_context(replaced(registry, name, wrapped(registry.get(name))))
         yield

@@ -17,10 +17,8 @@ from opasd.lab import LAB, model_path
 
 
 def model_source(config: ModelConfig) -> str:
-    """Where the model is loaded from: the embedded one by its folder, others as they are named."""
-    if config.name_or_path != LAB:
-        return config.name_or_path
-    return str(model_path())
+    """Return where the model is loaded from: the embedded one by its folder, others by their name."""
+    return str(model_path()) if config.name_or_path == LAB else config.name_or_path
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -28,16 +26,18 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             model_source(config), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    if not tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]:  # made of nothing but the model's type
+    if not tokenizer("What is 1 + 1?", add_special_tokens=False)[
+        "input_ids"
+    ]:  # an empty one, made from the model's type
         raise ConfigError(
-            f"{config.name_or_path} has no tokenizer: it makes no token of a text; put the tokenizer's files "
+            f"{config.name_or_path} has no tokenizer: a text gives no token; put the tokenizer's files "
             "(tokenizer.json, tokenizer_config.json) beside the model's"
         )
     return tokenizer
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The model in the asked-for precision, on the CPU; Trainer moves it."""
+    """Load the model in the configured precision, on the CPU; Trainer moves it."""
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
@@ -48,25 +48,24 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     if config.adaptation == "qlora":
         options["quantization_config"] = _four_bit()
     with loading_errors("model", config):
-        options["output_loading_info"] = True
-        found: Any = AutoModelForCausalLM.from_pretrained(model_source(config), **options)
-    model, loaded = found
-    if config.adaptation != "qlora" and (missing := sorted(loaded["missing_keys"])):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model_source(config), output_loading_info=True, **options)
+    model, info = loaded
+    if config.adaptation != "qlora" and (missing := sorted(info["missing_keys"])):
         raise ConfigError(
-            f"{config.name_or_path} has no {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be "
-            "random; give a folder with all of the model's weights"
+            f"{config.name_or_path} has no {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}, and random "
+            "weights would take their place; give a folder with all of the model's weights"
         )
     return model
 
 
 def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -> PreTrainedModel | PeftModel:
-    """The model with what is to be trained of it set up."""
+    """Return the model with the weights to train set up."""
     if config.adaptation == "full":
         return model
     if config.adaptation == "qlora":
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
-    turned = _named(model, Conv1D)  # GPT-2's, with rows and columns exchanged
-    linear = turned | _named(model, torch.nn.Linear)
+    transposed = _named(model, Conv1D)  # GPT-2's layers have rows and columns exchanged
+    linear = transposed | _named(model, torch.nn.Linear)
     if missing := set(config.lora_target_modules) - linear:
         raise ConfigError(
             f"model.lora_target_modules names {', '.join(sorted(missing))}, which the {model.config.model_type} model "
@@ -78,19 +77,19 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
         lora_dropout=config.lora_dropout,
         target_modules=list(config.lora_target_modules),
         task_type="CAUSAL_LM",
-        fan_in_fan_out=turned.issuperset(config.lora_target_modules),
+        fan_in_fan_out=transposed.issuperset(config.lora_target_modules),
     )
     try:
         return get_peft_model(model, lora, revision=config.revision)
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
-            f"model.lora_target_modules: the {model.config.model_type} model cannot be adapted so: "
+            f"model.lora_target_modules: the {model.config.model_type} model cannot be adapted like this: "
             f"{' '.join(str(error).split())[:300]}; name other modules"
         ) from error
 
 
 def _named(model: PreTrainedModel, kind: type[torch.nn.Module]) -> set[str]:
-    """The last parts of the names of the model's modules of this kind."""
+    """Return the last parts of the names of the model's modules of this kind."""
     return {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, kind)}
 
 
@@ -109,13 +108,13 @@ def _four_bit() -> Any:
 
 @contextmanager
 def loading_errors(what: str, config: ModelConfig) -> Iterator[None]:
-    """Loading problems as one message; a small model's loading needs no progress bar of its own."""
+    """Turn any error of loading into one message, and show no progress bar."""
     logging.disable_progress_bar()
     try:
         yield
     except OpasdError:
         raise
-    except Exception as error:  # whatever transformers, tokenizers, torch or a model's own code make of broken files
+    except Exception as error:  # transformers, tokenizers, torch and a model's own code raise anything on broken files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(
             f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "

@@ -1,12 +1,12 @@
-"""LoRA layers as a training step wants them: three matrix products forward, no small kernels between them.
+"""LoRA layers that are fast in a training step: three matrix products forward, no small kernels between them.
 
 PEFT's own layer casts its input to the adapter's float32, multiplies, scales, adds and casts back: a dozen passes over
 activations for two thin products. In half precision on a GPU these layers compute
 
     y = x Wᵀ + (x Aᵀ)(s·B)ᵀ        with A and s·B rounded to x's format once an optimizer step
 
-in place of that, and the gradients of A and B in float32. Everywhere else, and for every variant of LoRA that is more
-than this, they are PEFT's.
+instead, and the gradients of A and B in float32. Everywhere else, and for every variant of LoRA that does more than
+this, they run PEFT's code.
 
 Shapes: N tokens, I inputs, O outputs, R rank.
 """
@@ -21,30 +21,30 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-_optimizer_steps = 0
-"""Of all optimizers: fused ones write to weights without telling autograd, whose version counter stays as it was."""
 
 
-def _count_step(*_: Any) -> None:
-    global _optimizer_steps
-    _optimizer_steps += 1
-
-
-register_optimizer_step_post_hook(_count_step)
-
-
-def speed_up(model: nn.Module) -> int:
-    """Let a model's plain LoRA layers run as above where they can; how many there are."""
+def speed_up(model: nn.Module) -> "FusedLayers":
+    """Let a model's plain LoRA layers run as above if they can."""
     layers = [module for module in model.modules() if type(module) is Linear]
     for layer in layers:
         layer.__class__ = FusedLinear
-    return len(layers)
+    return FusedLayers([layer for layer in layers if isinstance(layer, FusedLinear)])
+
+
+class FusedLayers:
+    """The layers of a model that were sped up; whoever runs the optimizer says when it changed their weights."""
+
+    def __init__(self, layers: "list[FusedLinear]") -> None:
+        self.layers = layers
+
+    def weights_changed(self) -> None:
+        """Round the weights again: fused optimizers write to them without a trace that autograd could see."""
+        for layer in self.layers:
+            layer.forget_rounded()
 
 
 class AdapterSwitch:
-    """Turns a model's adapters off and on again without a walk through its modules."""
+    """Turn a model's adapters off and on again without a walk through its modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [
@@ -53,7 +53,7 @@ class AdapterSwitch:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """While entered, the model computes without its adapters; which weights are trained stays as it is."""
+        """Within the block, the model computes without its adapters; which weights are trained does not change."""
         before = [layer._disable_adapters for layer in self._layers]
         for layer in self._layers:
             layer.__dict__["_disable_adapters"] = True
@@ -65,7 +65,7 @@ class AdapterSwitch:
 
 
 class FusedLinear(Linear):
-    """A LoRA layer that is PEFT's in everything but the speed of its forward."""
+    """PEFT's LoRA layer with a faster forward."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters or args or kwargs or not self._fits(x):
@@ -75,7 +75,7 @@ class FusedLinear(Linear):
         a, b, scaling = self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
         assert isinstance(a, Tensor)
         assert isinstance(b, Tensor)
-        y = LoraProduct.apply(x, base.weight, base.bias, a, b, scaling, *self._rounded(x.dtype, a, b, scaling))
+        y = LoraProduct.apply(x, base.weight, base.bias, a, b, scaling, *self.rounded(x.dtype, a, b, scaling))
         assert isinstance(y, Tensor)
         return y
 
@@ -94,15 +94,19 @@ class FusedLinear(Linear):
             and not (base.bias is not None and base.bias.requires_grad)
         )
 
-    def _rounded(self, dtype: torch.dtype, a: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        """A and s·B in the activations' format, made anew only after a weight has changed."""
-        state = (_optimizer_steps, dtype, scaling, *((p.data_ptr(), p._version) for p in (a, b)))
+    def rounded(self, dtype: torch.dtype, a: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """Return A and s·B in the activations' format; they are rounded again only after a weight has changed."""
+        state = (dtype, scaling, *((p.data_ptr(), p._version) for p in (a, b)))
         cache = vars(self)  # past nn.Module.__setattr__
         if cache.get("_rounded_state") != state:
             with torch.inference_mode(False):  # a student may differentiate through what its live teacher made
                 cache["_rounded_pair"] = (a.detach().to(dtype), (b.detach() * scaling).to(dtype))
             cache["_rounded_state"] = state
         return cache["_rounded_pair"]
+
+    def forget_rounded(self) -> None:
+        """Round the weights again at the next forward."""
+        vars(self).pop("_rounded_state", None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_rounded_")}

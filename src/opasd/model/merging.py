@@ -16,7 +16,7 @@ from opasd.run.adapter import base_of
 
 
 def merge(adapter: Path, output: Path) -> None:
-    """Write the model that `adapter` makes of its base, whole."""
+    """Write the whole model that `adapter` and its base make together."""
     if not (adapter / "adapter_config.json").exists():
         raise ConfigError(f"{adapter} is no adapter: it has no adapter_config.json; give a run's `final` folder")
     config = base_of(adapter)
@@ -37,7 +37,7 @@ def merge(adapter: Path, output: Path) -> None:
 
 @torch.no_grad()
 def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
-    """The whole model, which must compute what the adapter made of its base; PEFT may merge into a tied weight."""
+    """Return the whole model, and refuse it if it computes something else: PEFT may merge into a tied weight."""
     ids = torch.arange(1, min(9, unwrap(model).config.get_text_config().vocab_size), device=model.device)[None]
     model.eval()
     with model.disable_adapter():

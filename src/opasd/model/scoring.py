@@ -1,13 +1,12 @@
-"""One forward for a role: the hidden states that predict a rollout's tokens, and its attention.
+"""One forward for a role: the hidden states that predict the rollouts' tokens, and the role's attention.
 
-The model is called whole, through whatever wraps it (PEFT, data parallelism), so that its hooks run; logits are asked
-for one position only. Its final hidden states and, if wanted, its last layers' queries and keys are noted on the way.
+The whole model is called, through PEFT and data parallelism, so that its hooks run. It computes logits of one position
+only. A hook keeps its final hidden states, and a capture the queries and keys of its last layers.
 
-Sequences share a forward in one of three layouts, none of which needs a padding mask:
+Sequences share a forward in one of two layouts, and neither needs a padding mask:
 
-    padded    right-padded: a causal model never looks at what comes after, so the padding changes nothing before it
-    packed    one long row and variable-length attention (`varlen`): no padding; not for stacks with a recurrent state
-    single    one forward for each sequence
+    padded    right-padded: a causal model never looks ahead, so padding changes nothing before it
+    packed    one long row and variable-length attention (`varlen`): no padding; not for models with a recurrent state
 
 Shapes: B rows of a forward, N positions of a row, T tokens of a rollout, E hidden size.
 """
@@ -15,8 +14,8 @@ Shapes: B rows of a forward, N positions of a row, T tokens of a rollout, E hidd
 import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, overload
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,73 +27,21 @@ from transformers.masking_utils import create_masks_for_generate
 from opasd.choices import LayoutChoice, Query, Role
 from opasd.device import send, short_of_memory
 from opasd.errors import CaptureError, ConfigError
-from opasd.losses.inputs import LayerAttention, LayerBatch
-from opasd.losses.token import OutputHead
+from opasd.losses.inputs import LayerBatch, OutputHead, Span
+from opasd.losses.scores import ScoreBatch
 from opasd.model import varlen
-from opasd.model.capture import AttentionCapture, Check, Place, relative_error, settle, tolerance
+from opasd.model.capture import AttentionCapture, Check, relative_error, settle, tolerance
 from opasd.model.unwrap import model_type, unwrap
 from opasd.prompts.rollout import Rollout
 
-Layout = Literal["padded", "packed", "single"]
+Layout = Literal["padded", "packed"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What one role says of one rollout."""
-
-    hidden_TE: Tensor
-    """Final hidden states at the positions that predict the rollout's tokens."""
-    layers: tuple[LayerAttention, ...]
-    """The captured attention layers; empty where no attention was asked for."""
-    query: Query
-    """Whose attention rows these are."""
-
-
-@dataclass(frozen=True)
-class ScoreBatch(Sequence[Scores]):
-    """What one role says of the rollouts of one forward: their `Scores` in order, and all of them at once."""
-
-    hidden_BNE: Tensor
-    layers: tuple[LayerBatch, ...]
-    places: tuple[Place, ...]
-    starts: tuple[int, ...]
-    """Where in its sequence each rollout's first token stands."""
-    query: Query
-
-    @property
-    def hidden_TE(self) -> Tensor:
-        """The hidden states that predict all rollouts' tokens, one rollout after another."""
-        width = self.hidden_BNE.shape[1]
-        rows = [
-            torch.arange(row * width + begin + start - 1, row * width + end - 1)
-            for (row, begin, end), start in zip(self.places, self.starts, strict=True)
-        ]
-        index_T = torch.cat(rows) if rows else torch.empty(0, dtype=torch.long)
-        return self.hidden_BNE.flatten(0, 1).index_select(0, send(index_T, self.hidden_BNE.device))
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    @overload
-    def __getitem__(self, index: int) -> Scores: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Scores]: ...
-    def __getitem__(self, index: int | slice) -> Scores | list[Scores]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        index = range(len(self))[index]
-        (row, begin, end), start = self.places[index], self.starts[index]
-        predicting = slice(start - 1, end - begin - 1)
-        queries = predicting if self.query == "predicting" else slice(start, end - begin)
-        layers = tuple(layer.sequence(index, queries) for layer in self.layers)
-        return Scores(self.hidden_BNE[row, begin:end][predicting], layers, self.query)
-
-
 class Scorer:
-    """Reads one model in either role; the model is probed once, on construction.
+    """Read one model in either role.
 
-    `layers` is how many of the last attention layers are captured; 0 captures none.
+    `layers` is how many of the last attention layers are captured; with 0 no attention is.
     """
 
     def __init__(self, model: nn.Module, layers: int = 1) -> None:
@@ -106,14 +53,6 @@ class Scorer:
         self._checks: list[Check] = []
         self._packing: list[str | None] = []
 
-    @property
-    def head(self) -> OutputHead:
-        """The output head as it is now: adapters on or off, trained or not.
-
-        Without gradients it keeps the weights of this moment: a teacher's are only swapped in while it judges."""
-        head = output_head(self.model)
-        return head if torch.is_grad_enabled() else head.detach()
-
     def __call__(
         self,
         rollouts: Sequence[Rollout],
@@ -122,83 +61,73 @@ class Scorer:
         query: Query = "predicting",
         layout: Layout = "padded",
         deferred: bool = False,
-    ) -> Sequence[Scores]:
-        """Scores of each rollout, in order, under the gradient mode that is on.
+    ) -> ScoreBatch:
+        """Return the scores of the rollouts, with gradients if they are enabled.
 
-        What was captured is verified, which waits for the device; `deferred` leaves that to a call of `settle`."""
-        scores = self._score(rollouts, role, query, layout)
-        if not deferred:
-            self.settle()
-        return scores
-
-    def settle(self) -> None:
-        """Wait for the verdicts on all that was captured since the last time; an error if one is bad."""
-        checks, self._checks = self._checks, []
-        settle(checks)
-
-    def _score(self, rollouts: Sequence[Rollout], role: Role, query: Query, layout: Layout) -> Sequence[Scores]:
+        Each capture is verified, which waits for the device; `deferred` leaves that to a later call of `settle`.
+        """
+        if not rollouts:
+            raise ValueError("there are no rollouts to score")
         if layout == "packed" and (reason := self.cannot_pack()):
             raise ConfigError(f"{reason}; use layout: padded")
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
-        starts = [len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True)]
-        if layout == "single":
-            return [
-                score
-                for ids, start in zip(sequences, starts, strict=True)
-                for score in self._forward([ids], [start], query, packed=False)
-            ]
-        return self._forward(sequences, starts, query, packed=layout == "packed") if sequences else []
-
-    def _forward(
-        self, sequences: list[tuple[int, ...]], starts: list[int], query: Query, *, packed: bool
-    ) -> ScoreBatch:
-        inputs, places = pack(self.model, sequences) if packed else pad(self.model, sequences)
+        starts = tuple(len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True))
+        inputs, spans = (pack if layout == "packed" else pad)(self.model, sequences)
+        head = output_head(self.model)
+        if not torch.is_grad_enabled():
+            head = head.detach()  # of the weights of this moment: a teacher's are swapped out again
         hidden_BNE, last_logits_BV, precision = self._run(inputs)
-        self._verify_head(hidden_BNE, last_logits_BV, precision)
+        self._verify_head(head, hidden_BNE, last_logits_BV, precision)
         layers: tuple[LayerBatch, ...] = ()
         if self.capture is not None:
             # The longest sequence reaches furthest; the last of a packed row has the most to leave out.
-            for place in dict.fromkeys((max(places, key=lambda place: place[2] - place[1]), places[-1])):
-                self._checks += self.capture.verify(*place)
-            layers = tuple(layer.batch(places) for layer in self.capture.layers)
+            for span in dict.fromkeys((max(spans, key=lambda span: span[2] - span[1]), spans[-1])):
+                self._checks += self.capture.verify(*span)
+            layers = tuple(layer.batch(spans) for layer in self.capture.layers)
             self.capture.clear()
-        return ScoreBatch(hidden_BNE, layers, tuple(places), tuple(starts), query)
+        if not deferred:
+            self.settle()
+        return ScoreBatch(hidden_BNE, layers, head, tuple(spans), starts, query)
+
+    def settle(self) -> None:
+        """Wait for the verdicts on all captures since the last call; raise an error if one is bad."""
+        checks, self._checks = self._checks, []
+        settle(checks)
 
     def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype]:
-        """Final hidden states of all positions, the model's own logits of the last, and the precision of its head."""
-        noted: list[tuple[Tensor, torch.dtype]] = []
+        """Return the final hidden states of all positions, the logits of the last, and the precision of the head."""
+        outputs: list[tuple[Tensor, torch.dtype]] = []
 
-        def note(_module: nn.Module, _args: Any, output: Any) -> None:
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
             kind = output[0].device.type
             autocast = torch.is_autocast_enabled(kind)
-            noted.append((output[0], torch.get_autocast_dtype(kind) if autocast else output[0].dtype))
+            outputs.append((output[0], torch.get_autocast_dtype(kind) if autocast else output[0].dtype))
 
-        hook = _decoder(self.model).register_forward_hook(note)
+        hook = _decoder(self.model).register_forward_hook(keep)
         try:
-            if self.capture is None:
+            with self.capture or nullcontext():
                 output = self.model(**inputs, use_cache=False, **self._keep_last)
-            else:
-                with self.capture:
-                    output = self.model(**inputs, use_cache=False, **self._keep_last)
         finally:
             hook.remove()
-        if len(noted) != 1:
-            raise CaptureError(f"the {model_type(self.model)} model ran its decoder {len(noted)} times in one forward")
-        hidden_BTE, precision = noted[0]
-        if hidden_BTE.shape[-1] != self.head.weight_VE.shape[1]:
+        if len(outputs) != 1:
             raise CaptureError(
-                f"the {model_type(self.model)} model's decoder gives {hidden_BTE.shape[-1]} numbers a token and its "
-                f"output head takes {self.head.weight_VE.shape[1]}; this model type is not supported"
+                f"the {model_type(self.model)} model ran its decoder {len(outputs)} times in one forward"
             )
-        return hidden_BTE, output.logits[:, -1], precision
+        hidden_BNE, precision = outputs[0]
+        return hidden_BNE, output.logits[:, -1], precision
 
-    def _verify_head(self, hidden_BTE: Tensor, logits_BV: Tensor, precision: torch.dtype) -> None:
+    def _verify_head(self, head: OutputHead, hidden_BNE: Tensor, logits_BV: Tensor, precision: torch.dtype) -> None:
         """Check once that the output head read off the model gives the model's own logits."""
         if self._head_verified:
             return
+        size, expected_size = hidden_BNE.shape[-1], head.weight_VE.shape[1]
+        if size != expected_size:
+            raise CaptureError(
+                f"the {model_type(self.model)} model's decoder gives {size} numbers a token and its output head takes "
+                f"{expected_size}; this model type is not supported"
+            )
         with torch.no_grad():
-            expected_BV = self.head.logits(hidden_BTE[:, -1])
-            error = relative_error(logits_BV, expected_BV)
+            error = relative_error(logits_BV, head.logits(hidden_BNE[:, -1]))
         if error > tolerance(logits_BV.to(precision)):
             raise CaptureError(
                 f"the {model_type(self.model)} model's logits are not those of its output head on its final hidden "
@@ -207,40 +136,40 @@ class Scorer:
         self._head_verified = True
 
     def cannot_pack(self) -> str | None:
-        """Why packed sequences would influence one another in this model, found out once; None if they do not."""
+        """Return why packed sequences would influence one another in this model, or None; tried once."""
         if not self._packing:
             self._packing.append(self._try_packing())
         return self._packing[0]
 
     def _try_packing(self) -> str | None:
         hybrid = self.capture is not None and self.capture.is_hybrid
-        # What mixes tokens with a recurrence also has a short convolution over them.
+        # Layers that mix tokens with a recurrence also have a short convolution over them.
         if hybrid or any(isinstance(module, nn.Conv1d) for module in unwrap(self.model).modules()):
             return (
                 f"packing is not exact for the hybrid {model_type(self.model)} model: its recurrent layers would carry "
                 "one sequence's state into the next"
             )
-        own = unwrap(self.model).config._attn_implementation or "eager"
+        own_attention = unwrap(self.model).config._attn_implementation or "eager"
         training = [module for module in self.model.modules() if module.training]
-        stop = varlen.use(self.model)
-        reason: str | None = "it could not be tried"
+        restore_attention = varlen.use(self.model)
+        reason: str | None = "the trial failed"
         try:
             self.model.eval()  # dropout would look like sequences that mix
             with torch.no_grad():
-                reason = self._difference(own)
+                reason = self._packing_difference(own_attention)
         finally:
             for module in training:
                 module.training = True
             if reason is not None:
-                stop()
+                restore_attention()
         return reason
 
-    def _difference(self, own: str) -> str | None:
-        """What sets a packed sequence apart from the same one alone, if anything does."""
+    def _packing_difference(self, own_attention: str) -> str | None:
+        """Return how a packed sequence differs from the same sequence alone, or None."""
         first, second = tuple(range(1, 12)), tuple(range(5, 14))
-        with varlen.windows() as (masked, called):
+        with varlen.observed_windows(self.model) as (in_masks, in_calls):
             alone, _, precision = self._run(pad(self.model, [second])[0])
-        if masked - {None} != called - {None}:
+        if in_masks - {None} != in_calls - {None}:
             return (
                 f"a window of the {model_type(self.model)} model's attention is in its mask alone, which packed "
                 "sequences do not have"
@@ -256,15 +185,16 @@ class Scorer:
         if relative_error(packed[0, len(first) :], alone[0]) > 4 * tolerance(alone.to(precision)):
             return (
                 f"packed sequences influence one another in the {model_type(self.model)} model under "
-                f"attn_implementation {own!r}"
+                f"attn_implementation {own_attention!r}"
             )
         return None
 
 
 def choose_layout(scorer: Scorer, wanted: LayoutChoice, *, device: torch.device, half: bool) -> Layout:
-    """How rollouts share a forward under the setting `layout`; the log says why they are not packed.
+    """Return how rollouts share a forward under the setting `layout`; the log says why they are not packed.
 
-    `half`: the model computes in a format of 16 bits."""
+    `half`: the model computes in a format of 16 bits.
+    """
     if wanted == "padded" or (wanted == "auto" and device.type == "cpu"):
         return "padded"
     if reason := scorer.cannot_pack():
@@ -272,14 +202,14 @@ def choose_layout(scorer: Scorer, wanted: LayoutChoice, *, device: torch.device,
             raise ConfigError(f"layout: packed, but {reason}; use layout: auto")
         _log.warning("rollouts of a micro-batch are padded to one length, not packed: %s", reason)
         return "padded"
-    how = varlen.kind(scorer.model, half=half)
-    level = logging.WARNING if how == varlen.ONE_BY_ONE else logging.INFO
-    _log.log(level, "rollouts of a micro-batch are packed; attention: %s", how)
+    method = varlen.method(scorer.model, half=half)
+    level = logging.WARNING if method == varlen.ONE_BY_ONE else logging.INFO
+    _log.log(level, "rollouts of a micro-batch are packed; attention: %s", method)
     return "packed"
 
 
 def _decoder(model: nn.Module) -> PreTrainedModel:
-    """The part of the model that ends in the hidden states its output head reads."""
+    """Return the part of the model that ends in the hidden states its output head reads."""
     base = unwrap(model)
     for candidate in (base.base_model, base.get_decoder(), getattr(base, "model", None)):
         if isinstance(candidate, PreTrainedModel) and candidate is not base:
@@ -288,12 +218,12 @@ def _decoder(model: nn.Module) -> PreTrainedModel:
 
 
 def output_head(model: nn.Module) -> OutputHead:
-    """The output head of a model, with the scaling and soft cap its family applies to logits."""
+    """Return the output head as it is now, with the scaling and soft cap the model's family applies to logits."""
     base = unwrap(model)
     linear = base.get_output_embeddings()
     if isinstance(linear, BaseTunerLayer):
         raise CaptureError(
-            "the output head has an adapter, which the token loss does not see; leave lm_head out of LoRA's "
+            "the output head has an adapter, and the token loss does not see it; leave lm_head out of LoRA's "
             "target_modules, or name it in modules_to_save to train it whole"
         )
     weight = getattr(linear, "weight", None)
@@ -309,17 +239,17 @@ def output_head(model: nn.Module) -> OutputHead:
     )
 
 
-def pad(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
-    """The model's inputs for sequences padded on the right, and where each is."""
+def pad(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Span]]:
+    """Return the model's inputs for sequences padded on the right, and their spans."""
     ids = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = sequence
-    places = [(row, 0, len(sequence)) for row, sequence in enumerate(sequences)]
-    return {"input_ids": send(ids, unwrap(model).device)}, places
+    spans = [(row, 0, len(sequence)) for row, sequence in enumerate(sequences)]
+    return {"input_ids": send(ids, unwrap(model).device)}, spans
 
 
-def pack(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Place]]:
-    """The model's inputs for sequences one after another in one row, and where each is."""
+def pack(model: nn.Module, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[Span]]:
+    """Return the model's inputs for sequences one after another in one row, and their spans."""
     base = unwrap(model)
     lengths = [len(sequence) for sequence in sequences]
     ids = send(np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])[None], base.device)

@@ -1,11 +1,11 @@
-"""Whose weights judge: a context in which the student's model is the teacher, at the price of no second model.
+"""The teacher: a context in which the student's model computes with the teacher's weights, without a second model.
 
-    frozen      θ₀: the base with its adapters off, where those begin as nothing; else a copy of what is trained
+    frozen      θ₀: the base with its adapters off if they begin at zero; else a copy of the trained weights
     ema         θ ← decay·θ + (1 − decay)·student after every step
     snapshot    θ ← student every so many steps
     live        the student itself
 
-Copies are kept of trained weights only, and are swapped into the model by reference while the teacher judges. Weights
+The teacher keeps copies of trained weights only, and swaps them into the model by reference while it judges. Weights
 that train beside adapters, such as biases, are not switched off with them and have copies too.
 """
 
@@ -36,7 +36,7 @@ class Teacher:
         self._adapters_off = config.update == "frozen" and isinstance(model, PeftModel) and add_nothing(model)
         """Whether the teacher is the model without its adapters."""
         self._copied: dict[str, nn.Parameter] = {}
-        """The student's parameters of which the teacher has values of its own."""
+        """The student's parameters that the teacher has its own values for."""
         if config.update != "live":
             with self._frozen_adapters():
                 self._copied = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -47,7 +47,7 @@ class Teacher:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """While entered, the model computes as the teacher: without gradients and without dropout."""
+        """Within the block, the model computes as the teacher: without gradients and without dropout."""
         training = [module.training for module in self._modules]
         student = {name: parameter.data for name, parameter in self._copied.items()}
         adapters = self._switch.off() if self._adapters_off else nullcontext()
@@ -67,7 +67,7 @@ class Teacher:
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Take over what the student has become after optimizer step `step`, if the teacher does so."""
+        """Follow the student after optimizer step `step`, if this teacher moves."""
         if self.config.update == "ema":
             for name, parameter in self._copied.items():
                 self._copies[name].lerp_(parameter.to(self._copies[name].dtype), 1 - self.config.ema_decay)
@@ -76,51 +76,51 @@ class Teacher:
                 self._copies[name].copy_(parameter)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The copies, which a checkpoint must hold; empty where there are none."""
+        """Return the copies, which a checkpoint must hold; empty if there are none."""
         return {name: copy.cpu() for name, copy in self._copies.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint's copies."""
-        if odd := sorted(state.keys() ^ self._copies.keys()):
+        """Continue with a checkpoint's copies."""
+        if different := sorted(state.keys() ^ self._copies.keys()):
             raise ConfigError(
-                f"the checkpoint's teacher and this run's train different weights, such as {odd[0]}; resume with the "
-                "teacher.update and the model.adaptation that the run began with"
+                f"the checkpoint's teacher and this run's train different weights, such as {different[0]}; resume with "
+                "the teacher.update and the model.adaptation that the run began with"
             )
         for name, copy in self._copies.items():
             copy.copy_(state[name])
 
     def _dtype(self, parameter: nn.Parameter) -> torch.dtype:
-        # An average in bfloat16 would lose the small changes it is made of.
+        # An average in bfloat16 would lose its small changes.
         wide = torch.promote_types(parameter.dtype, torch.float32)
         return wide if self.config.update == "ema" else parameter.dtype
 
     @contextmanager
     def _frozen_adapters(self) -> Iterator[None]:
-        """While entered, only what stays on without the adapters is marked as trained."""
+        """Within the block, only weights that stay on without the adapters are marked as trained."""
         trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
         with ExitStack() as stack:
             if self._adapters_off:
                 assert isinstance(self.model, PeftModel)
                 stack.enter_context(warnings.catch_warnings())
-                # The copies answer for what stays on.
+                # The copies hold what stays on.
                 warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")
                 stack.enter_context(self.model.disable_adapter())
             yield
-        for name, parameter in self.model.named_parameters():  # PEFT marks all of the adapters when it is left
+        for name, parameter in self.model.named_parameters():  # on leaving, PEFT marks all adapter weights as trained
             parameter.requires_grad_(trained[name])
 
 
 def add_nothing(model: nn.Module) -> bool:
-    """Whether the model computes the same with its adapters as without them, as far as their kind tells.
+    """Return whether the model computes the same with its adapters as without them, judged by their kind.
 
-    Not so: adapters that were trained before, and those that begin with a part of the base's weights (PiSSA, OLoRA).
+    Adapters that were trained before do not, nor those that begin with a part of the base's weights (PiSSA, OLoRA).
     """
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper):
             original = module.original_module.state_dict()
             for name in module.active_adapters:
-                mine = module.modules_to_save[name].state_dict() if name in module.modules_to_save else original
-                if any(not torch.equal(mine[key], original[key]) for key in original):
+                copy = module.modules_to_save[name].state_dict() if name in module.modules_to_save else original
+                if any(not torch.equal(copy[key], original[key]) for key in original):
                     return False
         elif isinstance(module, LoraLayer):
             ups = [*(up.weight for up in module.lora_B.values()), *module.lora_embedding_B.values()]

@@ -7,7 +7,7 @@ from opasd.errors import CaptureError
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside data-parallel, compiled and PEFT wrappers."""
+    """Return the transformers model inside data-parallel, compiled and PEFT wrappers."""
     from peft import PeftModel
 
     while not isinstance(model, PreTrainedModel):
@@ -21,5 +21,5 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
 
 
 def model_type(model: nn.Module) -> str:
-    """The family's name, as errors give it."""
+    """Return the family's name for errors."""
     return str(unwrap(model).config.model_type)

@@ -1,8 +1,8 @@
-"""Attention for sequences packed one after another in a row: each sees itself alone, and nothing is padded.
+"""Attention for sequences packed one after another in a row: each sees only itself, and nothing is padded.
 
-`use` gives a model an attention implementation of this name. A forward with `bounds(...)` among its arguments runs
-variable-length attention, in the forward and again where gradient checkpointing repeats it; any other forward runs what
-the model had before. Three ways to compute it, the first that fits:
+`use` gives a model the attention implementation NAME. A forward with `bounds(...)` among its arguments runs
+variable-length attention, also when gradient checkpointing repeats the forward; any other forward runs the attention
+the model had before. There are three ways to compute it, and the first that fits is used:
 
     FlashAttention      the model's own implementation, if it is one: it takes the bounds itself
     torch               PyTorch's `varlen_attn`, on a GPU in half precision
@@ -14,19 +14,20 @@ Shapes: H query heads, K key heads, N positions of the packed row, D head size.
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from opasd.device import send
 from opasd.errors import ConfigError
+from opasd.model.registry import attention_registries, configurations, replaced, use_attention
 from opasd.model.unwrap import unwrap
 
 NAME = "opasd_varlen"
@@ -35,62 +36,63 @@ FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
 def use(model: nn.Module) -> Callable[[], None]:
-    """Let the model take packed rows without a mask, if its attention is one that this can stand for.
+    """Let the model take packed rows without a mask, if its attention is scaled-dot-product attention.
 
-    What is returned gives the model its own attention back."""
+    The returned function gives the model its own attention back.
+    """
     base = unwrap(model)
-    found = [getattr(module, "config", None) for module in base.modules()]
-    configs = {id(c): c for c in found if isinstance(c, PreTrainedConfig) and c._attn_implementation == "sdpa"}
-    changed = list(configs.values()) if base.config._attn_implementation == "sdpa" else []
-
-    def put(implementation: str) -> None:
-        for config in changed:
-            config._attn_implementation_internal = implementation  # of this part of the model alone
-
-    put(NAME)
-    return functools.partial(put, "sdpa")
+    own_is_sdpa = base.config._attn_implementation == "sdpa"
+    configs = [config for config in configurations(base) if config._attn_implementation == "sdpa"]
+    return use_attention(configs if own_is_sdpa else [], NAME)
 
 
 def is_used(model: nn.Module) -> bool:
-    """Whether packed rows need bounds and no mask."""
+    """Return whether packed rows need bounds and no mask."""
     return unwrap(model).config._attn_implementation in (NAME, *FLASH)
 
 
 def bounds(model: nn.Module, lengths: Sequence[int]) -> dict[str, Any]:
-    """The arguments of a forward that say where each packed sequence begins and ends."""
+    """Return the arguments of a forward that say where each packed sequence begins and ends."""
     base = unwrap(model)
     ends = send(functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32), base.device)
     longest = max(lengths)
     arguments = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
     if base.config._attn_implementation in FLASH:
         return arguments
-    # A mask of four dimensions is taken as made already, so no model makes one of [N, N]; nothing reads this one.
+    # A model takes a mask of four dimensions as ready-made and makes none of [N, N]; nothing reads this one.
     return arguments | {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=base.device)}
 
 
-_noted: tuple[set[int | None], set[int | None]] | None = None
-
-
 @contextmanager
-def windows() -> Iterator[tuple[set[int | None], set[int | None]]]:
-    """While entered, notes the windows that models make masks for, and those that their attention is called with."""
-    global _noted
-    _noted = set(), set()
-    try:
-        yield _noted
-    finally:
-        _noted = None
+def observed_windows(model: nn.Module) -> Iterator[tuple[set[int | None], set[int | None]]]:
+    """Within the block, collect the windows that the model makes masks for, and those it calls its attention with."""
+    in_masks: set[int | None] = set()
+    in_calls: set[int | None] = set()
+
+    def mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
+        in_masks.add(local_size)
+        return sdpa_mask(*args, local_size=local_size, **kwargs)
+
+    def attention(*args: Any, sliding_window: int | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+        in_calls.add(sliding_window)
+        return packed_attention(*args, sliding_window=sliding_window, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(ALL_MASK_ATTENTION_FUNCTIONS, NAME, mask))
+        for registry in attention_registries(model):
+            stack.enter_context(replaced(registry, NAME, attention))
+        yield in_masks, in_calls
 
 
-def kind(model: nn.Module, *, half: bool) -> str:
-    """How packed rows are computed here, in words for a log; `half` says whether in 16 bits."""
+def method(model: nn.Module, *, half: bool) -> str:
+    """Return how packed rows are computed here, in words for a log; `half`: in a format of 16 bits."""
     base = unwrap(model)
     if base.config._attn_implementation in FLASH:
         return str(base.config._attn_implementation)
     return "PyTorch's varlen_attn" if base.device.type == "cuda" and half and _varlen() else ONE_BY_ONE
 
 
-def _attention(
+def packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -105,8 +107,6 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """An attention function as transformers' models call it."""
-    if _noted is not None:
-        _noted[1].add(sliding_window)
     if cu_seq_lens_q is None:
         if attention_mask is not None and attention_mask.shape[-1] != key.shape[2]:
             raise ConfigError(
@@ -138,8 +138,10 @@ def _fits_torch(query: Tensor, value: Tensor, sliding_window: int | None, dropou
 
 @functools.cache
 def _varlen() -> frozenset[str]:
-    """The parameters of PyTorch's own function, which grew over its releases; none where there is no such function, or
-    a GPU older than its kernels."""
+    """Return the parameters of PyTorch's own function, which differ between releases.
+
+    There are none without such a function, or on a GPU older than its kernels.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -151,8 +153,10 @@ def _varlen() -> frozenset[str]:
 
 @functools.cache
 def _shares_keys() -> bool:
-    """Whether a release that is not asked for it (`enable_gqa`) lets several query heads share a key head all the same:
-    its kernels do, and repeated keys would be copied in every layer."""
+    """Return whether a release without `enable_gqa` lets several query heads share a key head all the same.
+
+    Its kernels do; repeated keys would be copied in every layer.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.tensor([0, 3, 8], dtype=torch.int32, device="cuda")
@@ -168,10 +172,11 @@ def _shares_keys() -> bool:
 
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
         try:
-            found, expected = run(1), run(2)
+            shared, repeated = run(1), run(2)
         except (RuntimeError, ValueError):
             return False
-    return all(torch.allclose(a.float(), b.float(), atol=0.02, rtol=0.02) for a, b in zip(found, expected, strict=True))
+    pairs = zip(shared, repeated, strict=True)
+    return all(torch.allclose(left.float(), right.float(), atol=0.02, rtol=0.02) for left, right in pairs)
 
 
 def _by_torch(
@@ -205,9 +210,8 @@ def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, _longest: int,
     scaling: float | None, window: int | None, dropout: float,
 ) -> Tensor:  # fmt: skip
-    places = ends.tolist()
     outputs = []
-    for begin, end in pairwise(places):
+    for begin, end in pairwise(ends.tolist()):
         mask = None
         if window is not None and end - begin > window:
             distance = torch.arange(end - begin, device=query.device)
@@ -222,12 +226,5 @@ def _one_by_one(
     return torch.cat(outputs, 2).transpose(1, 2)
 
 
-def _mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
-    """A mask function as transformers' models call it."""
-    if _noted is not None:
-        _noted[0].add(local_size)
-    return sdpa_mask(*args, local_size=local_size, **kwargs)
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,4 +1,4 @@
-"""What is measured in one optimizer step, from its rollouts, losses and clocks.
+"""The metrics of one optimizer step, from its rollouts, losses and clocks, and those of a validation.
 
 Names: `rollout/…` of the sampled completions, `token/…` and `attention/…` of the losses, `seconds/…`, `tokens/…`,
 `flops/…`. Everything is a mean over the minibatch's rollouts unless its name says otherwise.
@@ -7,44 +7,40 @@ Names: `rollout/…` of the sampled completions, `token/…` and `attention/…`
 import re
 import statistics
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 
 from opasd.analysis.markers import count_markers
-from opasd.evaluation.answers import THINK, Answer, opens_thinking, readable
+from opasd.evaluation.answers import Answer, readable, thinking_prefix
 from opasd.evaluation.scores import pass_at_k
 from opasd.grading.verdict import is_correct
-from opasd.losses.objective import LossOutput
 from opasd.model.cost import CostModel
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.engine import Completion
 
 
-class Window:
-    """The readings of one window of gradient accumulation, on one process."""
+class StepMetrics:
+    """Collect the readings of one optimizer step on one process, and reduce them over all processes."""
 
     def __init__(self, model: nn.Module, *, checkpointing: bool, leak: re.Pattern[str] | None = None) -> None:
         self.model = model
         self.checkpointing = checkpointing
         self.leak = leak
-        """What tells that an answer speaks of the teacher's context."""
-        self.spoiled = False
-        """Whether NaN appeared and the step is to be dropped."""
+        """Matches an answer that speaks of the teacher's context."""
         self._cost: CostModel | None = None
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._sums: Counter[str] = Counter()
         self._rows: list[dict[str, Any]] = []
         self._verdicts: dict[str, bool | None] = {}
-        self._started = time.perf_counter()
+        self._started = perf_counter()
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -56,10 +52,14 @@ class Window:
             stop()
 
     def clock(self, part: str) -> Callable[[], None]:
-        """Start a clock for `part`; what stops it. A GPU's clock is read at the window's end, so none waits for it."""
+        """Start a clock for `part` and return what stops it. A GPU's clock is read at the end of the step only."""
         if not torch.cuda.is_initialized():
-            begin = now()
-            return lambda: self._seconds.__setitem__(part, self._seconds[part] + now() - begin)
+            begin = perf_counter()
+
+            def stop_here() -> None:
+                self._seconds[part] += perf_counter() - begin
+
+            return stop_here
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
 
@@ -69,12 +69,12 @@ class Window:
 
         return stop
 
-    def start(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
-        """Note the window's rollouts, graded where their problem has an answer."""
+    def add_rollouts(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
+        """Record the step's rollouts, graded if their problem has an answer."""
         for rollout, completion in zip(rollouts, completions, strict=True):
             text, answer = readable(tokenizer, rollout.completion_ids), rollout.pair.problem.answer
-            opened = THINK if opens_thinking(tokenizer, rollout.pair.student_ids) else ""
-            self._verdicts[rollout.id] = None if answer is None else is_correct(opened + text, answer)
+            prefix = thinking_prefix(tokenizer, rollout.pair.student_ids)
+            self._verdicts[rollout.id] = None if answer is None else is_correct(prefix + text, answer)
             self._rows.append(
                 {
                     "tokens": rollout.num_tokens,
@@ -88,19 +88,15 @@ class Window:
             )
 
     def verdict(self, rollout: Rollout) -> bool | None:
-        """Whether the rollout's answer is right; None where that is not known."""
+        """Return whether the rollout's answer is right, or None if its problem has no answer."""
         return self._verdicts.get(rollout.id)
 
-    def add(self, rollouts: list[Rollout], output: LossOutput) -> None:
-        """Add a micro-batch's losses; its metrics are already its share of the minibatch's mean."""
-        self._sums.update(output.metrics)
-
-    def note(self, metrics: Mapping[str, float]) -> None:
-        """Add readings of this process; the step's are their mean over processes."""
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add readings of this process: its share of the minibatch's mean. The step's are their mean over processes."""
         self._sums.update(metrics)
 
-    def finish(self, accelerator: Accelerator, logs: Mapping[str, float]) -> dict[str, float]:
-        """The step's metrics over all processes; the window begins anew."""
+    def finish(self, logs: Mapping[str, float], *, skipped: bool) -> dict[str, float]:
+        """Return the step's metrics over all processes, and start the next step."""
         if self._cost is None:
             self._cost = CostModel.of(self.model, checkpointing=self.checkpointing)
         gathered = gather_object([(self._rows, dict(self._sums), self._parts(), _peak_memory())])
@@ -112,7 +108,7 @@ class Window:
         metrics |= {"grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
         metrics |= self._rollout_metrics(rows)
         seconds = {name: max(parts[name] for *_, parts, _ in gathered) for name in _PARTS}
-        seconds["step"] = time.perf_counter() - self._started
+        seconds["step"] = perf_counter() - self._started
         metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
         processed = sum(row["student"] + row["teacher"] for row in rows)
         spent = seconds["teacher"] + seconds["student"] + seconds["update"]
@@ -121,12 +117,12 @@ class Window:
         flops = self._cost.step([row["student"] for row in rows], [row["teacher"] for row in rows])
         metrics |= {f"flops/{name}": value for name, value in flops.items()}
         metrics["tokens/processed"] = processed
-        metrics["skipped"] = float(self.spoiled)
+        metrics["skipped"] = float(skipped)
         self._reset()
         return metrics
 
     def _parts(self) -> dict[str, float]:
-        """Seconds of each part on this process; the update's are what of it is not the teacher's and the student's."""
+        """Return the seconds of each part on this process; the update's are without the teacher's and the student's."""
         if self._events:
             torch.cuda.synchronize()
         for part, first, last in self._events:
@@ -156,38 +152,39 @@ class Window:
         return metrics
 
     def _reset(self) -> None:
-        self.spoiled = False
         self._seconds.clear()
         self._events.clear()
         self._sums.clear()
         self._rows.clear()
         self._verdicts.clear()
-        self._started = time.perf_counter()
+        self._started = perf_counter()
 
 
 _PARTS = ("rollout", "teacher", "student", "update")
-now = time.perf_counter
 
 
 def validation_metrics(
-    name: str, answers: list[Answer], samples: int, accelerator: Accelerator, leak: re.Pattern[str] | None = None
+    name: str, answers: list[Answer], samples: int, leak: re.Pattern[str] | None = None
 ) -> dict[str, float]:
-    """Of one validation set: Avg@k over the problems with an answer, its standard error over them (their samples are
-    not independent), Pass@j for every j ≤ k, lengths, markers and leaks."""
-    mine = [
-        (found.problem_id, found.correct, len(found.ids), found.finish_reason == "length",
-         count_markers(found.text).total(), leak is not None and leak.search(found.text) is not None)
-        for found in answers
+    """Return Avg@k of one validation set, Pass@j for every j ≤ k, lengths, markers and leaks.
+
+    Avg@k is over the problems with an answer. Its standard error is over problems, for the samples of one problem are
+    not independent.
+    """
+    rows = [
+        (answer.problem_id, answer.correct, len(answer.ids), answer.finish_reason == "length",
+         count_markers(answer.text).total(), leak is not None and leak.search(answer.text) is not None)
+        for answer in answers
     ]  # fmt: skip
-    gathered = gather_object(mine)
+    gathered = gather_object(rows)
     verdicts: dict[str, list[bool]] = {}
     for problem, correct, *_ in gathered:
         if correct is not None:
             verdicts.setdefault(problem, []).append(correct)
     tokens = [length for _, _, length, *_ in gathered]
-    shares = [statistics.fmean(several) for several in verdicts.values()]
+    shares = [statistics.fmean(of_problem) for of_problem in verdicts.values()]
     measured: dict[str, list[float]] = {
-        f"avg@{samples}": [correct for several in verdicts.values() for correct in several],
+        f"avg@{samples}": [correct for of_problem in verdicts.values() for correct in of_problem],
         "stderr": [statistics.stdev(shares) / len(shares) ** 0.5] if len(shares) > 1 else [],
         "length_mean": tokens,
         "truncated": [cut for *_, cut, _, _ in gathered],
@@ -196,15 +193,15 @@ def validation_metrics(
     }
     if samples > 1:
         measured |= {
-            f"pass@{k}": [pass_at_k(sum(several), len(several), k) for several in verdicts.values()]
+            f"pass@{k}": [pass_at_k(sum(of_problem), len(of_problem), k) for of_problem in verdicts.values()]
             for k in range(1, samples + 1)
-            if all(len(several) >= k for several in verdicts.values())
+            if all(len(of_problem) >= k for of_problem in verdicts.values())
         }
     return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
 
 
 def _peak_memory() -> int:
-    """Peak device memory in bytes, or peak resident memory where no device is in use."""
+    """Return peak device memory in bytes, or peak resident memory if no device is in use."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     import resource

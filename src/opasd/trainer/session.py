@@ -1,4 +1,9 @@
-"""A whole run from its configuration: load model and problems, train, write the result and its card."""
+"""A whole run from its configuration: load the model and the problems, train, write the result and its card.
+
+with opened(config, folder) as trainer:
+    trainer.train()
+ending = finish(trainer, config, folder)
+"""
 
 import json
 import re
@@ -30,11 +35,31 @@ from opasd.run.folder import check_disk
 from opasd.run.records import Records
 from opasd.trainer.trainer import OPASDTrainer
 
-Outcome = Literal["finished", "stopped"]
+Ending = Literal["finished", "stopped"]
 
 
-def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
+@contextmanager
+def opened(config: RunConfig, folder: Path) -> Iterator[OPASDTrainer]:
+    """Load the model and the problems, and give a trainer that ends its step, saves and stops on a signal."""
+    trainer = make_trainer(config, folder)
+    if trainer.is_world_process_zero():
+        check_disk(folder, checkpoint_bytes(trainer.student))
+    try:
+        with full_disk_errors(folder), _stopping_on_signals(trainer):
+            yield trainer
+    finally:
+        trainer.close()
+
+
+def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Ending:
     """Run `config` in `folder`, from the beginning or from its newest checkpoint; user mistakes are OpasdErrors."""
+    with opened(config, folder) as trainer:
+        trainer.train((resume and trainer.has_begun()) or None)
+    return finish(trainer, config, folder)
+
+
+def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
+    """Make the trainer of a configuration: its arguments, its model with what is trained of it, its problems."""
     arguments = training_arguments(config.train, folder)
     set_seed(config.train.seed)
     tokenizer = load_tokenizer(config.model)
@@ -53,7 +78,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
     model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
     train_dataset = load_set(config.data, "train")
     eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
-    with _told_as_extra(config.train):
+    with _extra_errors(config.train):
         trainer = OPASDTrainer(
             model=model,
             args=arguments,
@@ -65,24 +90,22 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
         )
         with torch.random.fork_rng(devices=[]):  # the run's own order is drawn later
             next(iter(getattr(trainer.get_train_dataloader(), "batch_sampler", None) or ()), None)
-    if trainer.is_world_process_zero():
-        check_disk(folder, checkpoint_bytes(model))
-    try:
-        with full_disk_errors(folder), _stopping_on_signals(trainer):
-            trainer.train((resume and trainer.has_begun()) or None)
-    finally:
-        trainer.close()
-    if trainer.stopped and trainer.state.global_step < config.train.max_steps:
-        return "stopped"
-    if trainer.state.global_step < config.train.max_steps:
+    return trainer
+
+
+def finish(trainer: OPASDTrainer, config: RunConfig, folder: Path) -> Ending:
+    """Save the result of a run that reached its last step, and say how the run ended."""
+    step = trainer.state.global_step
+    if step < config.train.max_steps:
+        if trainer.stopped:
+            return "stopped"
         raise ConfigError(
-            f"training ended after {trainer.state.global_step} of {config.train.max_steps} steps, for the data gave no "
-            f"more: {trainer.num_problems} problems; give more, or leave out train.extra.dataloader_drop_last"
+            f"training ended after {step} of {config.train.max_steps} steps because the data gave no more: "
+            f"{len(trainer.data.pairs)} problems; give more, or leave out train.extra.dataloader_drop_last"
         )
-    if trainer.total(not _is_finite(model)) > 0:
+    if trainer.total(not _is_finite(trainer.student)) > 0:
         raise NonFiniteError(
-            f"NaN or infinity in the weights after step {trainer.state.global_step}, which are not saved; lower "
-            "train.learning_rate"
+            f"NaN or infinity in the weights after step {step}, so they are not saved; lower train.learning_rate"
         )
     with full_disk_errors(folder / "final"):
         save(trainer, config, folder / "final")
@@ -91,19 +114,19 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Outcome:
 
 
 def _is_finite(model: torch.nn.Module) -> bool:
-    """Whether what this process has of the trained weights is numbers."""
+    """Return whether this process's part of the trained weights is finite."""
     trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    mine = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in trained)
-    return all(bool(weight.isfinite().all()) for weight in mine)
+    local = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in trained)
+    return all(bool(weight.isfinite().all()) for weight in local)
 
 
 def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
-    """The adapter or model, its tokenizer, and a card with the configuration and what was measured."""
+    """Write the adapter or model, its tokenizer, and a card with the configuration and the measurements."""
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
         described = output / "adapter_config.json"
         if config.model.name_or_path == LAB and described.exists():
-            # The embedded model's folder is another one on another machine.
+            # The embedded model's folder has another path on another machine.
             values = json.loads(described.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
             described.write_text(json.dumps(values, indent=2), encoding="utf-8")
         rows = list(Records(trainer.metrics_file.path))
@@ -111,7 +134,7 @@ def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
 
 
 def checkpoint_bytes(model: torch.nn.Module) -> int:
-    """What a checkpoint needs: the trained weights, two moments of the optimizer, a teacher's copy at most."""
+    """Return about what a checkpoint needs: the trained weights, two moments of the optimizer, a teacher's copy."""
     return sum(p.numel() * (2 * p.element_size() + 8) for p in model.parameters() if p.requires_grad) + 2**24
 
 
@@ -119,14 +142,14 @@ def _validation_set(name: str, config: DataConfig) -> RunSet:
     try:
         return load_set(config, "validation")
     except DataError as error:
-        told = re.sub(r"\bdata\.(?=source|on_bad_row|columns|split|subset)", f"validation_data.{name}.", str(error))
+        message = re.sub(r"\bdata\.(?=source|on_bad_row|columns|split|subset)", f"validation_data.{name}.", str(error))
         raise DataError(
-            f"validation_data.{name}: {told}. A run without this set: --validation-data.{name} null"
+            f"validation_data.{name}: {message}. To run without this set: --validation-data.{name} null"
         ) from error
 
 
 def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
-    """transformers' own arguments for the run."""
+    """Return transformers' own arguments for the run."""
     known = {field.name: set(get_args(field.type)) or {field.type} for field in fields(TrainingArguments)}
     if unknown := sorted(set(config.extra) - set(known)):
         raise ConfigError(f"train.extra: {', '.join(unknown)} is no field of TrainingArguments; see its documentation")
@@ -137,19 +160,19 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
             raise ConfigError(f"train.extra.{name}: got {value!r}; give {kinds}")
     settings: dict[str, Any] = config.model_dump(exclude={"extra"}) | {"report_to": list(config.report_to)}
     settings |= config.extra
-    asked = settings.pop("use_liger_kernel")
+    use_liger = settings.pop("use_liger_kernel")
     try:
         arguments = TrainingArguments(output_dir=str(folder), **settings)
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise ConfigError(f"train: {error}") from error
     possible = arguments.device.type == "cuda" and is_liger_kernel_available()
-    arguments.use_liger_kernel = possible if asked is None else asked
+    arguments.use_liger_kernel = possible if use_liger is None else use_liger
     return arguments
 
 
 @contextmanager
-def _told_as_extra(config: TrainConfig) -> Iterator[None]:
-    """What transformers cannot make of the fields that only it knows, as one message."""
+def _extra_errors(config: TrainConfig) -> Iterator[None]:
+    """Turn transformers' errors about fields that only it knows into one message that names them."""
     try:
         yield
     except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:

@@ -1,0 +1,57 @@
+"""From rollouts and a configuration to the arguments of the losses."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from opasd.config import ObjectiveConfig
+from opasd.errors import ConfigError
+from opasd.losses.inputs import OutputHead
+from opasd.losses.objective import LossOutput, objective_loss
+from opasd.losses.scores import ScoreBatch
+from opasd.prompts.alignment import align
+from opasd.prompts.rollout import Rollout
+
+
+def loss_arguments(rollouts: Sequence[Rollout], config: ObjectiveConfig) -> dict[str, Any]:
+    """Return the arguments of `objective_loss` that follow from the rollouts and the configuration."""
+    attention = config.attention
+    alignments = []
+    if config.attention_weight > 0:
+        alignments = [
+            align(rollout.pair, rollout.num_tokens, support=attention.support, query=attention.query)
+            for rollout in rollouts
+        ]
+    return {
+        "ids": [rollout.id for rollout in rollouts],
+        "alignments": alignments,
+        "token_weight": config.token_weight,
+        "attention_weight": config.attention_weight,
+        "token": config.token.model_dump(),
+        "attention": attention.model_dump(exclude={"layers", "support", "query", "shuffle_seed"}),
+        "shuffle_seed": attention.shuffle_seed,
+    }
+
+
+def opasd_loss(
+    rollouts: Sequence[Rollout],
+    student: ScoreBatch,
+    teacher: ScoreBatch,
+    student_head: OutputHead,
+    teacher_head: OutputHead,
+    config: ObjectiveConfig,
+    *,
+    num_rollouts: float | None = None,
+) -> LossOutput:
+    """Return the loss of rollouts that a `Scorer` has scored in both roles; the heads are usually the scores' own.
+
+    `num_rollouts` is what to divide by if these rollouts are a part of the minibatch; by default they are all of it.
+    """
+    if config.attention_weight > 0:
+        layers, query = config.attention.layers, config.attention.query
+        if any(len(scores.layers) != layers for scores in (student, teacher)):
+            raise ConfigError(f"the attention loss needs {layers} captured layers; make the Scorer with that many")
+        if any(scores.query != query for scores in (student, teacher)):
+            raise ConfigError(f"the scores' attention rows are not those of attention.query: {query}; score with it")
+    student, teacher = replace(student, head=student_head), replace(teacher, head=teacher_head)
+    return objective_loss(student, teacher, **loss_arguments(rollouts, config), num_rollouts=num_rollouts)

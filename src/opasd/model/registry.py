@@ -1,0 +1,64 @@
+"""Change a model's attention for a while: the one place that patches transformers.
+
+Every model of transformers asks a registry for its attention function, by the name in its configuration. Two changes
+are made to that, and both are undone:
+
+    replaced       another function under a name, for the length of a block. The name stays the same, so masks,
+                   kernels and caches stay the same too; a new name would lose the mask.
+    use_attention  another name in the configuration of the model's parts, until the returned function is called.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+from transformers.utils.generic import GeneralInterface
+
+
+def attention_registries(model: nn.Module) -> list[AttentionInterface]:
+    """Return the registries that a model's code asks: nearly always only the one that all models share."""
+    registries = {id(ALL_ATTENTION_FUNCTIONS): ALL_ATTENTION_FUNCTIONS}
+    for name in {type(module).__module__ for module in model.modules()}:
+        registry = getattr(sys.modules.get(name), "ALL_ATTENTION_FUNCTIONS", None)
+        if isinstance(registry, AttentionInterface):
+            registries[id(registry)] = registry
+    return list(registries.values())
+
+
+def configurations(model: nn.Module) -> list[PreTrainedConfig]:
+    """Return the configurations of the model's parts, each once."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())
+
+
+@contextmanager
+def replaced(registry: GeneralInterface, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, `registry` answers `name` with `function`."""
+    local = registry._local_mapping
+    before = local.get(name)
+    local[name] = function
+    try:
+        yield
+    finally:
+        if before is None:
+            local.pop(name, None)
+        else:
+            local[name] = before
+
+
+def use_attention(configs: list[PreTrainedConfig], implementation: str) -> Callable[[], None]:
+    """Give these configurations another attention implementation; return what gives them their own back."""
+    before = [config._attn_implementation_internal for config in configs]
+    for config in configs:
+        # Past the setter, which would change the configurations of other parts as well.
+        config._attn_implementation_internal = implementation
+
+    def restore() -> None:
+        for config, own in zip(configs, before, strict=True):
+            config._attn_implementation_internal = own
+
+    return restore

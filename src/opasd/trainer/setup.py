@@ -1,0 +1,155 @@
+"""What OPASDTrainer does before transformers' Trainer takes over: the model, the problems, the arguments."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
+from transformers.integrations.liger import apply_liger_kernel
+from transformers.trainer_utils import IntervalStrategy
+from transformers.utils.import_utils import is_liger_kernel_available
+
+from opasd.choices import StopOrSkip
+from opasd.config import ObjectiveConfig, OPASDConfig
+from opasd.data.sets import Problems, RunSet, as_set, digest
+from opasd.errors import ConfigError
+from opasd.losses import fused
+from opasd.model.checks import check_vocabulary, leave_head, takes_more_than_text, warn_of_positions
+from opasd.model.unwrap import unwrap
+from opasd.progress import with_progress
+from opasd.prompts.pairs import PromptBuilder, PromptPairs, PromptReport
+from opasd.trainer.accounts import Account, askable
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The problems of a run as prompts, the problems it is validated on, and an account of both."""
+
+    pairs: PromptPairs
+    prompt_report: PromptReport
+    validation_sets: dict[str, RunSet]
+    accounts: dict[str, Account]
+    longest_sequence: int
+    """The most tokens of a teacher's context with a completion behind it."""
+
+
+def prepare_model(
+    model: nn.Module | str | os.PathLike[str],
+    tokenizer: PreTrainedTokenizerBase | None,
+    peft_config: PeftConfig | None,
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Load the model if it is named by a path, add the adapter, and refuse what cannot be trained."""
+    if isinstance(model, str | os.PathLike):
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(model))
+        model = AutoModelForCausalLM.from_pretrained(str(model))
+    if tokenizer is None:
+        raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
+    if peft_config is not None and isinstance(model, PeftModel):
+        raise ConfigError("the model has an adapter already; leave peft_config out, or merge it (merge_and_unload)")
+    if peft_config is not None:
+        model = get_peft_model(unwrap(model), peft_config)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "no weight of the model requires a gradient, so nothing can be trained; give a peft_config, or load the "
+            "adapter with is_trainable=True"
+        )
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        name = type(model.active_peft_config).__name__
+        raise ConfigError(f"the adapter is a prompt ({name}), and a teacher needs the model without it; use LoRA")
+    return model, tokenizer
+
+
+def prepare_data(
+    train_dataset: Problems,
+    eval_dataset: Problems | Mapping[str, Problems] | None,
+    builder: PromptBuilder,
+    config: OPASDConfig,
+    on_bad_row: StopOrSkip,
+    *,
+    show_progress: bool,
+) -> RunData:
+    """Make a prompt pair of every problem, and check that every validation question fits a prompt."""
+    train = as_set(train_dataset, on_bad_row, solutions="solution" in config.prompts.reference_fields())
+    problems = with_progress("contexts made of problems", train.problems) if show_progress else train
+    pairs, prompt_report = builder.pairs(problems, on_bad_row=on_bad_row)
+    if not pairs:
+        raise ConfigError(f"no problem of the train_dataset can be used: {prompt_report.to_dict()}")
+    accounts = {"data": Account(train.report, prompt_report, digest(pairs.problems))}
+    validation_sets: dict[str, RunSet] = {}
+    for name, problems in named_sets(eval_dataset).items():
+        validation_sets[name], accounts[f"validation_data.{name}"] = askable(
+            name, problems, builder, thinking=config.validation.thinking
+        )
+    longest = max(len(pair.teacher_ids) for pair in pairs) + config.rollout.max_new_tokens
+    return RunData(pairs, prompt_report, validation_sets, accounts, longest)
+
+
+def named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, RunSet]:
+    """Return the validation sets by name; one set alone is called `validation`."""
+    if eval_dataset is None:
+        return {}
+    sets = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
+    return {str(name): as_set(problems, solutions=False) for name, problems in sets.items()}
+
+
+def check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: RunData) -> None:
+    """Refuse contexts with tokens the model has no embedding for; warn if sequences exceed its fixed positions."""
+    contexts = (ids for pair in data.pairs for ids in (pair.student_ids, pair.teacher_ids))
+    check_vocabulary(model, len(tokenizer), contexts)
+    warn_of_positions(model, data.longest_sequence)
+
+
+def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Module, *, has_validation: bool) -> None:
+    """Set, in place, the arguments of Trainer that the method decides."""
+    every = config.validation.every
+    if args.eval_strategy != IntervalStrategy.NO and (
+        args.eval_strategy != IntervalStrategy.STEPS or args.eval_steps not in (None, args.logging_steps, every)
+    ):
+        raise ConfigError("eval_strategy and eval_steps: validation.every decides when to validate; leave them out")
+    if args.load_best_model_at_end:
+        raise ConfigError("load_best_model_at_end is not supported; choose among the checkpoints by metrics.jsonl")
+    # One batch of Trainer is one optimizer step: `training_step` divides it into micro-batches itself.
+    args.per_device_train_batch_size *= args.gradient_accumulation_steps
+    args.gradient_accumulation_steps = 1
+    args.remove_unused_columns = False
+    args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
+    args.disable_tqdm = True
+    args.dataloader_pin_memory = args.dataloader_pin_memory and args.device.type == "cuda"
+    if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:
+        args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+    if has_validation and every:
+        args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, every
+    args.eval_on_start = has_validation and config.validation.at_start
+    if args.ddp_find_unused_parameters is None:
+        args.ddp_find_unused_parameters = takes_more_than_text(model)
+    if config.objective.token_weight == 0 and args.world_size > 1:
+        leave_head(model)  # processes would wait for the gradient of an output head that no loss reads
+
+
+def use_liger(model: nn.Module, args: TrainingArguments) -> None:
+    """Replace norms, rotary embeddings and activations by Liger's kernels if the arguments ask for it."""
+    if not args.use_liger_kernel:
+        return
+    if args.device.type != "cuda" or not is_liger_kernel_available():
+        raise ConfigError("use_liger_kernel needs a GPU and liger-kernel; pip install liger-kernel, or set it to false")
+    # The losses are ours. For the other parts Liger has a list for each family and refuses what is not on it.
+    losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    apply_liger_kernel(model, losses | (args.liger_kernel_config or {}))
+    args.use_liger_kernel = False  # done; Trainer's own default would replace the model's forward as well
+
+
+def check_kernels(config: ObjectiveConfig, device: torch.device) -> None:
+    """Refuse a loss whose `impl: fused` cannot run on `device`."""
+    for name, weight, loss in (
+        ("token", config.token_weight, config.token),
+        ("attention", config.attention_weight, config.attention),
+    ):
+        if weight > 0 and loss.impl == "fused" and not fused.available(device):
+            missing = "" if fused.installed() else ", and Triton is not installed"
+            raise ConfigError(
+                f"objective.{name}.impl: fused needs Triton and a CUDA device, and the model is on {device.type}"
+                f"{missing}; use auto, which takes the fastest that can run"
+            )
