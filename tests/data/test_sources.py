@@ -226,7 +226,7 @@ def test_the_hub_path_pins_the_commit_and_streams(tmp_path: Path, monkeypatch: p
 
 def test_whatever_datasets_accepts_is_streamed(tmp_path: Path) -> None:
     write(tmp_path, ".parquet", ROWS, stem="train")
-    rows = list(sources._streamed_rows(str(tmp_path), DataConfig(), None))
+    rows = list(sources.streamed_rows(str(tmp_path), DataConfig(), None))
     assert [(number, r["problem"]) for _, number, r in rows] == [(n, r["problem"]) for n, r in enumerate(ROWS, 1)]
 
 
