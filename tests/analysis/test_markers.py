@@ -6,13 +6,11 @@ from hypothesis import strategies as st
 
 from opasd.analysis.markers import (
     MARKERS,
-    Counted,
+    MarkerCounts,
     change_from,
     count_markers,
     density,
-    density_by,
     density_by_marker,
-    mean_count,
 )
 
 
@@ -57,11 +55,10 @@ def test_counts_are_of_markers_only_and_add_up(noise, words):
 
 responses = st.lists(
     st.builds(
-        Counted,
+        MarkerCounts,
         st.dictionaries(st.sampled_from(MARKERS), st.integers(0, 5)),
         st.integers(0, 500),
         st.sampled_from([True, False, None]),
-        st.integers(0, 3),
     ),
     max_size=20,
 )
@@ -76,21 +73,14 @@ def test_densities_are_pooled_and_add_up(found):
     expected = 1000 * sum(sum(one.markers.values()) for one in found) / tokens
     assert density(found) == pytest.approx(expected)
     assert sum(density_by_marker(found).values()) == pytest.approx(expected)
-    groups = density_by(found, lambda one: one.correct)
-    weights = {key: sum(one.tokens for one in found if one.correct == key) for key in groups}
-    assert sum(groups[key] * weights[key] for key in groups) / tokens <= expected + 1e-9
 
 
-def test_over_training_by_correctness_and_the_change_from_the_base():
-    base = [Counted({"wait": 2}, 100, True, 0), Counted({}, 100, False, 0)]
-    after = [Counted({"wait": 1, "check": 2}, 200, True, 5), Counted({"maybe": 1}, 50, False, 9)]
-    assert density_by(after, lambda one: one.step) == {5: 15.0, 9: 20.0}
-    assert density_by(base, lambda one: one.correct) == {True: 20.0, False: 0.0}
-    assert mean_count(base) == 1.0
+def test_the_change_from_the_base():
+    base = [MarkerCounts({"wait": 2}, 100), MarkerCounts({}, 100)]
+    after = [MarkerCounts({"wait": 1, "check": 2}, 200), MarkerCounts({"maybe": 1}, 50)]
     assert change_from(base, after) == pytest.approx(1.0)
-    assert change_from([Counted({}, 10)], after) is None
+    assert change_from([MarkerCounts({}, 10)], after) is None
     assert change_from(base, []) is None
-    assert mean_count([]) is None
 
 
 @given(st.text(alphabet="waitWAITcheckCHECK _1-\n", max_size=40))

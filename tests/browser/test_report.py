@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from opasd.report.build import build_report, write_report
 from opasd.report.facts import read_facts
 from opasd.report.folders import read_runs
-from opasd.report.write import make, write
 from tests.report.made import HOSTILE, make_evaluation, make_run
 
 pytestmark = pytest.mark.browser
@@ -21,7 +21,7 @@ def report(tmp_path_factory):
     paths = [make_run(folder, f"opasd-{seed}", seed=seed, samples=30) for seed in (1, 42)]
     paths.append(make_run(folder, "opsd_50%<b>", recipe="lab-opsd", seed=42, samples=30, finished=False))
     paths.append(make_evaluation(folder / "e", {"base": None, "opasd-1": paths[0]}))
-    return write(make(read_runs(paths), [read_facts("paper")]), folder / "out")
+    return write_report(build_report(read_runs(paths), [read_facts("paper")]), folder / "out")
 
 
 def test_it_opens_with_everything_in_it(open_page, report):
@@ -179,7 +179,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, report):
 def test_a_name_without_a_place_to_break_makes_nothing_wider(open_page, tmp_path, width):
     paths = [make_run(tmp_path / str(seed), "x" * 240, seed=seed, samples=4, finished=False) for seed in (1, 2)]
     paths.append(make_evaluation(tmp_path / ("e" * 240), {"y" * 240: paths[0]}))
-    report = write(make(read_runs(paths), title="z" * 240), tmp_path / "out")
+    report = write_report(build_report(read_runs(paths), title="z" * 240), tmp_path / "out")
     page = open_page(report, width=width, height=844, ready=READY)
     assert page.locator("#seeds h3").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -202,7 +202,7 @@ def test_hostile_completions_do_no_harm(open_page, tmp_path):
         file.write(b'{"step": 1, "id": "y", "completion": "' + long.encode() + b'", "correct": false}\n')
         file.write('{"step": 1, "id": "z", "completion": "שלום עולם \u202e abc", "correct": true}\n'.encode())
     other = make_run(tmp_path, "other", text=HOSTILE + "!", samples=6)
-    report = write(make(read_runs([path, other])), tmp_path / "out")
+    report = write_report(build_report(read_runs([path, other])), tmp_path / "out")
     for place in (report, tmp_path / "out" / "samples" / "part-001.html"):
         page = open_page(place, ready=READY)
         assert "hacked" not in page.title()
@@ -224,7 +224,7 @@ def test_five_runs_of_200_steps_and_2000_samples_in_time(open_page, tmp_path):
         for n in range(5)
     ]
     began = time.perf_counter()
-    report = write(make(read_runs(paths)), tmp_path / "out")
+    report = write_report(build_report(read_runs(paths)), tmp_path / "out")
     made = time.perf_counter() - began
     assert made < 60
     assert report.stat().st_size < 20e6
@@ -248,7 +248,7 @@ def thirty(tmp_path_factory):
     for run in runs:
         more = {f"validation/{name}/{measure}": 0.5 for name in ("AIME24", "AIME25", "HMMT25") for measure in PASSES}
         run.rows.append({"step": 12, **more})
-    return write(make(runs), folder / "out")
+    return write_report(build_report(runs), folder / "out")
 
 
 def test_thirty_runs_can_be_told_apart_and_picked(open_page, thirty):

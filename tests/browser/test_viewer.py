@@ -13,15 +13,14 @@ from opasd.model.scoring import Scorer
 from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
-from opasd.report import viewer
 from opasd.report.attend import load
 from opasd.report.attention import Stage, record
+from opasd.report.build import build_report, write_report
 from opasd.report.folders import read_runs
-from opasd.report.page import Page, viewer_page
-from opasd.report.viewer import unpacked
-from opasd.report.write import make, write
+from opasd.report.page import viewer_page
 from tests.models import add_lora
 from tests.report.made import make_run
+from tests.report.unpacking import unpacked
 
 pytestmark = pytest.mark.browser
 READY = "#viewer[data-ready=yes]"
@@ -48,12 +47,8 @@ def found():
 
 @pytest.fixture(scope="module")
 def shown(found, tmp_path_factory):
-    page = Page("Where it looks", "test")
-    page.use_viewer()
-    page.data("attention-data", found)
-    page.section("viewer-section", "", viewer.SHELL, viewer.ABOUT)
     path = tmp_path_factory.mktemp("viewer") / "viewer.html"
-    path.write_text(page.html())
+    path.write_text(viewer_page("Where it looks", "test", found).html())
     return path
 
 
@@ -142,7 +137,7 @@ def report(found, tmp_path_factory):
     run = make_run(folder, "one", samples=20)
     (run / "attention").mkdir()
     (run / "attention" / "problem-1.json").write_text(json.dumps(found[0]))
-    return write(make(read_runs([run])), folder / "out")
+    return write_report(build_report(read_runs([run])), folder / "out")
 
 
 def test_in_a_report_the_keys_are_the_viewers_where_it_is_looked_at_and_the_pages_elsewhere(open_page, report, found):
@@ -271,11 +266,7 @@ def test_hostile_tokens_do_no_harm_and_a_damaged_record_says_so(open_page, found
     one["student"]["tokens"] = ["<img src=x onerror=alert(1)>", *one["student"]["tokens"][1:]]
     bad = {**one, "layers": [{**one["layers"][0], "teacher": {**one["layers"][0]["teacher"], "rows": "AAAA"}}]}
     for name, records, ready in (("a", [one], READY), ("b", [bad], "#viewer[data-ready=damaged]")):
-        page = Page("t", "s")
-        page.use_viewer()
-        page.data("attention-data", records)
-        page.section("v", "", viewer.SHELL)
-        (tmp_path / f"{name}.html").write_text(page.html())
+        (tmp_path / f"{name}.html").write_text(viewer_page("t", "s", records).html())
         opened = open_page(tmp_path / f"{name}.html", ready=ready)
         assert opened.locator("img").count() == 0
     assert "damaged" in opened.locator("#viewer").inner_text()

@@ -7,6 +7,7 @@ from typing import Any
 
 from opasd.recipes import load_recipe
 from opasd.recipes.reading import write_yaml
+from opasd.report.run import RecordedSample, Run
 
 HOSTILE = (
     "</script><script>document.title='hacked'</script><!--<img src=x onerror=document.title=1>"
@@ -116,6 +117,25 @@ def make_evaluation(folder: Path, targets: dict[str, Path | None], *, problems: 
     whole = {"schema": 1, "name": folder.name, "targets": about, **build(found)}
     (folder / "evaluation.json").write_text(json.dumps(whole))
     return folder
+
+
+def run_with_answers(name: str, verdicts: list[bool], text: str = "maybe", tokens: int = 100) -> Run:
+    """An evaluated model with one answer to each problem."""
+    samples = [
+        RecordedSample("set", None, f"p{n}", 0, "q", "7", text, tokens, verdict, False)
+        for n, verdict in enumerate(verdicts)
+    ]
+    return Run(name, Path(), "evaluated", samples=samples)
+
+
+def run_with_text(text: str, name: str = "run", other: str | None = None) -> Run:
+    """An evaluated model with two answers; its questions, answers, notes and settings are the text."""
+    samples = [
+        RecordedSample("set", 1, "p", 0, text, text, text, 10, True, True),
+        RecordedSample("set", 1, "q", 0, text, text, other or text, 9, None, False),
+    ]
+    config = {"model": {"name_or_path": text}}
+    return Run(name, Path(), "evaluated", samples=samples, notes=[text], config=config)
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

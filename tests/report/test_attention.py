@@ -2,28 +2,27 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from opasd.config import AttentionLossConfig, PromptConfig
 from opasd.data.made.counts import make_problems
-from opasd.errors import ConfigError
 from opasd.losses.attention import attention_loss
 from opasd.losses.divergence import divergence
 from opasd.model.scoring import Scorer
 from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
-from opasd.report.attend import attend, load
+from opasd.report.attend import load
 from opasd.report.attention import Stage, pieces, record, rows_of
-from opasd.report.folders import Run, read_run
-from opasd.report.viewer import KEPT, is_record, packed, quantised, restored, unpacked
-from opasd.report.write import make
+from opasd.report.build import build_report
+from opasd.report.folders import read_run
+from opasd.report.run import Run
+from opasd.report.viewer import is_record
 from tests.models import make_model
+from tests.report.unpacking import unpacked
 
 
 @pytest.fixture(scope="module")
@@ -79,27 +78,6 @@ def test_a_sliding_window_is_kept_to(subject, rollout):
     torch.testing.assert_close(again, loss.divergence_T, atol=1e-6, rtol=1e-3)
 
 
-@given(arrays(float, st.integers(0, 600), elements=st.floats(0, 1)))
-def test_a_packed_weight_is_off_by_little_and_the_largest_are_kept(row):
-    levels, largest = quantised(row)
-    again = restored(levels, largest)
-    kept = levels > 0
-    assert np.allclose(again[kept], row[kept], rtol=0.032)
-    assert kept.sum() <= KEPT
-    lost = row[~kept]
-    if lost.size and kept.any():
-        assert lost.max() <= max(largest * 2**-10.9, row[kept].min() * 1.000001)
-    (back,) = unpacked(packed([row]), [row.size])
-    assert np.allclose(back, again, rtol=1e-4)
-
-
-def test_odd_rows():
-    assert quantised(np.zeros(3))[1] == 0
-    assert quantised(np.array([]))[1] == 0
-    assert quantised(np.array([np.nan, 1.0]))[1] == 0
-    assert restored(*quantised(np.array([0.5]))) == pytest.approx([0.5])
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=30))
 def test_pieces_are_the_text(subject, text):
@@ -153,42 +131,19 @@ def test_a_damaged_record_is_left_out_of_a_report_and_named(tmp_path, found, dam
     run = read_run(tmp_path)
     assert len(run.attention) == 1
     assert "problem-1.json is damaged" in " ".join(run.notes)
-    assert make([run]).page.html().count('"kind":"opasd attention"') == 1
+    assert build_report([run]).page.html().count('"kind":"opasd attention"') == 1
     assert not is_record([1])
 
 
 def test_many_records_go_into_side_files_and_each_run_has_one_in_the_page(tmp_path, found):
     size = len(json.dumps(found))
     many = [{**found, "padding": "x" * (2_600_000 - size)} for _ in range(4)]
-    made = make([Run("a", tmp_path, attention=many), Run("b", tmp_path, attention=[{**found, "title": "of b"}])])
+    made = build_report(
+        [Run("a", tmp_path, attention=many), Run("b", tmp_path, attention=[{**found, "title": "of b"}])]
+    )
     page = made.page.html()
     assert len(page) < 10e6
     assert "of b" in page
-    assert list(made.side) == ["attention/part-002.html"]
+    assert list(made.side_pages) == ["attention/part-002.html"]
     assert 'href="attention/part-002.html"' in page
-    assert sum(text.count('"kind":"opasd attention"') for text in (page, *made.side.values())) == 5
-
-
-def test_attend_on_the_lab_with_a_given_text(tmp_path):
-    (tmp_path / "answer.txt").write_text("Plan: Bob.\nAnswer: \\boxed{1}")
-    page = attend("lab", [2], completion=tmp_path / "answer.txt", layers=2, out=tmp_path / "page.html")
-    text = page.read_text()
-    assert 'id="viewer"' in text
-    assert "trajectory" in text
-    attend("lab", [2], completion=tmp_path / "answer.txt", out=page)
-    (tmp_path / "mine.html").write_text("mine")
-    with pytest.raises(ConfigError, match="not overwritten"):
-        attend("lab", [2], completion=tmp_path / "answer.txt", out=tmp_path / "mine.html")
-    with pytest.raises(ConfigError, match="neither a run"):
-        attend(str(tmp_path), [1])
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ConfigError, match="no text"):
-        attend("lab", [1], completion=tmp_path / "empty.txt", out=tmp_path / "x.html")
-    (tmp_path / "bad.txt").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="UTF-8"):
-        attend("lab", [1], completion=tmp_path / "bad.txt")
-
-
-def test_a_number_far_beyond_the_labs_problems_is_told_at_once(tmp_path):
-    with pytest.raises(ConfigError, match="--problem 99999999: lab has 1200 problems"):
-        attend("lab", [99_999_999], out=tmp_path / "page.html")
+    assert sum(text.count('"kind":"opasd attention"') for text in (page, *made.side_pages.values())) == 5

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.report.charts import MAX_POINTS, hover, own_parts, svg, ticks
-from opasd.report.figures import Figure, Series, to_csv
+from opasd.report.charts import MAX_POINTS, hover, svg, ticks, without_shared_start
+from opasd.report.figure import Figure, Series
 from opasd.report.png import rasteriser
 from tests.report.made import HOSTILE
 
@@ -106,22 +106,10 @@ def test_as_png():
     assert int.from_bytes(data[16:20]) == 3 * 560
 
 
-def test_data_of_a_figure():
-    figure = Figure("f", "t", "bar", "part", "y", [Series("a", 0, [(1, 2.5)], [2.0], [3.0])], categories=("x", "y"))
-    assert to_csv(figure) == "series,part,y,low,high\na,y,2.5,2.0,3.0\n"
-
-
 def test_steps_are_whole_numbers_on_the_axis():
     text = svg(line([(1, 0.5), (2, 0.25), (3, 0.1)]))
     assert re.findall(r'text-anchor="middle">([^<]+)</text>', text) == ["1", "2", "3", "step"]
     assert ticks(0, 0.7, whole=True) == [0]
-
-
-def test_raw_and_smoothed_values_are_told_apart_and_names_are_no_formulas():
-    figure = Figure(
-        "f", "t", "line", "step", "y", [Series("=a", 0, [(1, 2.0)], faint=True), Series("=a", 0, [(1, 3.0)])]
-    )
-    assert to_csv(figure).splitlines() == ["series,step,y", "'=a (raw),1,2.0", "'=a,1,3.0"]
 
 
 def test_what_a_page_saves_is_as_exact_as_sums_of_tokens_are():
@@ -149,6 +137,6 @@ def test_numbers_stand_above_bars_that_are_wide_enough(runs, labelled):
 
 @given(st.lists(st.text("ab-_", min_size=1, max_size=12), min_size=9, max_size=12, unique=True))
 def test_shortened_names_stay_apart(names):
-    found = own_parts(names)
+    found = without_shared_start(names)
     assert len(set(found)) == len(names)
     assert all(name.endswith(part) for name, part in zip(names, found, strict=True))

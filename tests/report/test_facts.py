@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from opasd.errors import ConfigError
+from opasd.report.build import build_report
 from opasd.report.facts import parse_facts, read_facts
 from opasd.report.tables import to_latex, to_markdown
-from opasd.report.write import make
 from opasd.rounding import fixed
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
@@ -75,7 +75,7 @@ def test_every_table_of_the_paper_cell_by_cell():
 
 
 def test_figures_of_the_paper_and_a_report_of_nothing_else():
-    made = make([], [read_facts("paper")])
+    made = build_report([], [read_facts("paper")])
     assert len(made.figures) == 7
     page = made.page.html()
     assert "50.88" in page

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from opasd.analysis.markers import count_markers, density_by_marker
 from opasd.errors import ConfigError
 from opasd.recipes.reading import read_yaml, write_yaml
-from opasd.report.folders import ROLLOUT, Run, read_evaluation, read_run, read_runs
-from opasd.report.write import make
+from opasd.report.build import build_report
+from opasd.report.folders import read_evaluation, read_run, read_runs
+from opasd.report.run import ROLLOUT, Run
 from tests.report.made import make_evaluation, make_run
 
 
@@ -70,12 +71,12 @@ def test_a_moved_sweeps_evaluations_find_their_runs(tmp_path):
 def test_gzipped_files_are_read_as_they_are(tmp_path):
     path, other = (make_run(tmp_path / folder, "one", steps=8, samples=6) for folder in "ab")
     evaluation = make_evaluation(tmp_path / "e", {"one": path})
-    plain = make(read_runs([path, evaluation])).page.html()
+    plain = build_report(read_runs([path, evaluation])).page.html()
     evaluated = [evaluation / name for name in ("samples.jsonl", "evaluation.json", "settings.json")]
     for file in (path / "metrics.jsonl", path / "samples.jsonl", path / "environment.json", *evaluated):
         (file.parent / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
-    assert make(read_runs([path, evaluation])).page.html() == plain
+    assert build_report(read_runs([path, evaluation])).page.html() == plain
     (evaluation / "evaluation.json.gz").unlink()  # one that was stopped
     assert any("the evaluation is not finished" in note for run in read_runs([path, evaluation]) for note in run.notes)
     packed = path / "metrics.jsonl.gz"
@@ -96,7 +97,7 @@ def test_a_missing_file_is_named_and_the_rest_is_there(tmp_path, missing):
     run = read_run(path)
     assert len(run.notes) == 1
     assert run.notes[0].startswith(f"{missing} is missing")
-    assert missing in make([run]).page.html()
+    assert missing in build_report([run]).page.html()
 
 
 def test_an_empty_configuration_is_told_from_a_missing_one(tmp_path):
@@ -132,7 +133,7 @@ def test_what_is_not_what_it_should_be(tmp_path):
     assert [note.split(" ")[0] for note in run.notes] == [
         "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "problem-1.json",
     ]  # fmt: skip
-    make([run]).page.html()
+    build_report([run]).page.html()
 
 
 def test_a_run_that_is_going_and_one_that_stopped(tmp_path):
@@ -181,7 +182,7 @@ def test_an_evaluation_belongs_to_the_runs_that_are_shown_and_the_base_comes_fir
     share = sum(sample.correct for sample in trained.answers["set"]) / 18
     assert result.avg[0] == pytest.approx(share)
     assert sum(result.correct.values()) / 6 == pytest.approx(share)
-    assert trained.answers["set"][0].found in ("7", "8")
+    assert trained.answers["set"][0].extracted in ("7", "8")
 
 
 def test_runs_of_a_folder_come_in_the_order_of_their_numbers(tmp_path):
@@ -221,7 +222,7 @@ def test_answers_without_their_text_are_counted_and_not_shown(tmp_path):
     assert (
         f"e/samples.jsonl: {count} answers are without their text: they are counted, and not shown" in packed[0].notes
     )
-    make(packed).page.html()
+    build_report(packed).page.html()
 
 
 def test_counts_stand_for_texts_that_are_not_on_record(tmp_path):
@@ -239,15 +240,15 @@ def test_counts_stand_for_texts_that_are_not_on_record(tmp_path):
     )
     (packed,) = read_evaluation(evaluation)
     assert not packed.samples
-    assert density_by_marker(packed.counted["set"]) == density_by_marker(whole.counted["set"])
-    assert density_by_marker(packed.counted["set"])["wait"] > 0
-    make([packed]).page.html()
+    assert density_by_marker(packed.markers["set"]) == density_by_marker(whole.markers["set"])
+    assert density_by_marker(packed.markers["set"])["wait"] > 0
+    build_report([packed]).page.html()
     odd = [None, 3, [], "wait", {"wait": "many", "check": 2}, {"other": 5}, {"wait": float("nan")}]
     samples.write_text(
         "".join(f"{json.dumps(row | {'markers': found})}\n" for row, found in zip(rows, odd, strict=False))
     )
     (hostile,) = read_evaluation(evaluation)
-    assert [dict(one.markers) for one in hostile.counted["set"]] == [{"check": 2}, {}, {}]
+    assert [dict(one.markers) for one in hostile.markers["set"]] == [{"check": 2}, {}, {}]
 
 
 def test_a_renamed_run_keeps_its_evaluations(tmp_path):
@@ -318,7 +319,7 @@ def test_settings_of_any_kind(tmp_path, seed):
     config = read_yaml(paths[0] / "config.yaml")
     config["train"]["seed"] = seed
     (paths[0] / "config.yaml").write_text(write_yaml(config))
-    make(read_runs(paths)).page.html()
+    build_report(read_runs(paths)).page.html()
 
 
 def test_numbers_that_are_none_are_left_out_and_named(tmp_path):
@@ -335,7 +336,7 @@ def test_numbers_that_are_none_are_left_out_and_named(tmp_path):
         "at step 5"
     )
     assert run.spending.seconds == 12
-    make([run, run]).page.html()
+    build_report([run, run]).page.html()
 
 
 def test_rows_that_cannot_be_shown_are_named(tmp_path):
@@ -379,4 +380,4 @@ def test_whatever_a_folder_holds_a_report_is_made(tmp_path_factory, rows, noise)
     (path / "config.yaml").write_bytes(noise)
     run = read_run(path)
     assert isinstance(run, Run)
-    make([run, run]).page.html().encode("utf-8")
+    build_report([run, run]).page.html().encode("utf-8")

@@ -1,1 +1,1 @@
-"""What a run's numbers and texts say: pure functions on plain rows."""
+"""Pure functions that turn the rows and texts of runs into numbers."""

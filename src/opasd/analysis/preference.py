@@ -1,4 +1,4 @@
-"""Whether a teacher's reading of a student's answers tells right from wrong, one problem at a time."""
+"""Measures of how a teacher's reading of a student's answers to one problem separates right from wrong."""
 
 import math
 from collections.abc import Sequence
@@ -10,26 +10,28 @@ LARGEST = 0.1
 
 
 def preference(right: Sequence[float], wrong: Sequence[float]) -> float | None:
-    """The share of (right, wrong) pairs in which the right one's value is higher, ties 1/2; None without a pair."""
+    """Return the share of (right, wrong) pairs in which `right` is higher, ties 1/2; None without a pair."""
     if not right or not wrong:
         return None
     return sum((a > b) + 0.5 * (a == b) for a in right for b in wrong) / (len(right) * len(wrong))
 
 
 def top_share(values: Sequence[float]) -> float:
-    """The share of the sum that the 10 % largest values hold, at least one of them; by their number if the sum is 0."""
+    """Return the share of the sum that the 10 % largest values hold (at least one value).
+
+    If the sum is 0, return the share of their number."""
     count = math.ceil(LARGEST * len(values))
     total = math.fsum(values)
     return math.fsum(sorted(values)[-count:]) / total if total > 0 else count / len(values)
 
 
 def tenths(values: Sequence[float]) -> list[float] | None:
-    """The sums over ten consecutive parts, as even as can be, the longer ones first (`numpy.array_split`).
+    """Return the sums over ten consecutive parts of nearly equal length, the longer ones first (`numpy.array_split`).
 
-    They add up to the whole sum. None for fewer than ten values, of which some parts would be empty."""
+    They add up to the whole sum. None for fewer than ten values, since some parts would be empty."""
     return [math.fsum(part) for part in np.array_split(values, 10)] if len(values) >= 10 else None
 
 
 def before_the_end(parts: Sequence[float], count: int) -> float:
-    """The mean of the values in the first nine of the `tenths` of `count` values."""
+    """Return the mean of the values in the first nine of the `tenths` of `count` values."""
     return math.fsum(parts[:9]) / (count - count // 10)

@@ -11,12 +11,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one number over runs; with a single run there is no spread."""
+    """One number over several runs; a single run has no spread."""
 
     count: int
     mean: float
     sd: float | None
-    """Sample standard deviation: n − 1 in the denominator."""
+    """The sample standard deviation, with n − 1 in the denominator."""
     half_width: float | None
     """The interval is mean ± this: t · sd / √n."""
 
@@ -26,7 +26,7 @@ class Summary:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Mean, spread and interval; at least one value."""
+    """Return mean, spread and interval of at least one value."""
     if not values:
         raise ValueError("no values to summarise")
     mean = statistics.fmean(values)
@@ -38,7 +38,7 @@ def summarise(values: Sequence[float]) -> Summary:
 
 @cache
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """t with P(|T| < t) = confidence, by bisection on the closed form of the distribution."""
+    """Return t with P(|T| < t) = confidence, by bisection on the closed form of the distribution."""
     if freedom < 1:
         raise ValueError(f"degrees of freedom must be 1 or more, got {freedom}")
     low, high = 0.0, 1.0
@@ -51,7 +51,7 @@ def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def within(t: float, freedom: int) -> float:
-    """P(|T| < t) for Student's t with a whole number of degrees of freedom: a finite series in cos θ = √ν/√(ν + t²)."""
+    """Return P(|T| < t) for Student's t with ν whole degrees of freedom, a finite series in cos θ = √ν/√(ν + t²)."""
     angle = math.atan2(t, math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     if freedom == 1:

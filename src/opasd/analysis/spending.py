@@ -1,7 +1,7 @@
-"""What a run cost, from the rows of its metrics.jsonl, and who is on the Pareto front.
+"""What a run cost, from the rows of its metrics.jsonl, and which runs are on the Pareto front.
 
-Wall clock is the sum of the steps' own seconds: validation, saving and loading are not in it. Operations are the
-estimate that `analysis.cost` explains, summed over steps, in EFLOPs (10¹⁸).
+Wall clock is the sum of the steps' own seconds, without validation, saving and loading. `opasd.model.cost` explains how
+operations are estimated; here they are summed over steps, in EFLOPs (10¹⁸).
 """
 
 import math
@@ -16,7 +16,7 @@ EXA = 1e18
 
 @dataclass(frozen=True)
 class Spending:
-    """Sums over a run's steps; None where no row says anything of it."""
+    """Sums over a run's steps; None where no row has the value."""
 
     steps: int
     seconds: float | None
@@ -26,7 +26,7 @@ class Spending:
     tokens_processed: float | None
     peak_bytes: float | None
     ms_per_processed_token: float | None
-    """Of teacher, student and update; the mean over processed tokens."""
+    """The time of teacher, student and update, as a mean over processed tokens."""
 
     @property
     def hours(self) -> float | None:
@@ -38,7 +38,7 @@ class Spending:
 
 
 def spending(rows: Sequence[Row]) -> Spending:
-    """The sums over all steps that were made."""
+    """Return the sums over all steps of a run."""
     return Spending(
         steps=len({row["step"] for row in rows if "grad_norm" in row and number(row.get("step")) is not None}),
         seconds=_sum(rows, "seconds/step"),
@@ -51,14 +51,16 @@ def spending(rows: Sequence[Row]) -> Spending:
     )
 
 
-def pareto_front(models: Mapping[str, Mapping[str, float]], higher: Sequence[str], lower: Sequence[str]) -> list[str]:
-    """The models that no other one beats: at least as good in every measure and better in one."""
+def pareto_front(models: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the models that no other one beats; a higher number is better in each of their measures.
 
-    def beats(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-        gains = [first[name] - second[name] for name in higher] + [second[name] - first[name] for name in lower]
-        return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)
+    A model beats another if it is at least as good in every measure and better in one."""
 
-    return [name for name, one in models.items() if not any(beats(other, one) for other in models.values())]
+    def beats(first: Sequence[float], second: Sequence[float]) -> bool:
+        pairs = list(zip(first, second, strict=True))
+        return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+    return [name for name, own in models.items() if not any(beats(other, own) for other in models.values())]
 
 
 def _sum(rows: Sequence[Row], name: str) -> float | None:

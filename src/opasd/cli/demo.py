@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opasd.data.problems import Problem
     from opasd.evaluation.answers import Answer
     from opasd.evaluation.statistics import Estimate
-    from opasd.report.folders import Run
+    from opasd.report.run import Run
 
 METHODS = {"OPSD": "lab-opsd", "OPASD": "lab"}
 HEADER = ("", "accuracy", "against base", "response length", "truncated", "markers / 1k tokens")
@@ -143,7 +143,7 @@ def _answers(config: "RunConfig", adapter: Path | None, held_out: "Sequence[Prob
 
 def _write(folder: Path, models: list[Graded], held_out: "Sequence[Problem]", *, seconds: float) -> None:
     """Write results.json and the page, and print the table."""
-    from opasd.report.write import make, write
+    from opasd.report.build import build_report, write_report
 
     rows = [model.row(models[0]) for model in models]
     widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
@@ -151,7 +151,7 @@ def _write(folder: Path, models: list[Graded], held_out: "Sequence[Problem]", *,
         cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(f"{cells.rstrip()}\n")
     (folder / "results.json").write_text(json.dumps(_results(models, held_out), indent=1), encoding="utf-8")
-    page = write(make(_report_runs(folder, models, held_out), title="opasd demo"), folder)
+    page = write_report(build_report(_report_runs(folder, models, held_out), title="opasd demo"), folder)
     say(f"{len(held_out)} held-out problems, one answer each; {seconds:.0f} s; the page: {page}")
 
 
@@ -176,7 +176,8 @@ def _results(models: list[Graded], held_out: "Sequence[Problem]") -> dict[str, A
 def _report_runs(folder: Path, models: list[Graded], held_out: "Sequence[Problem]") -> "list[Run]":
     """Return the base and the trained models as a report takes them, with one trajectory to look at."""
     from opasd.report.attend import attend
-    from opasd.report.folders import Run, Sample, read_run
+    from opasd.report.folders import read_run
+    from opasd.report.run import RecordedSample, Run
 
     base, last = models[0], models[-1]
     gained = [index for index, (old, new) in enumerate(zip(base.correct, last.correct, strict=True)) if new > old]
@@ -185,7 +186,7 @@ def _report_runs(folder: Path, models: list[Graded], held_out: "Sequence[Problem
     for run, model in zip(runs, models, strict=True):
         run.name = model.name
         run.samples += [
-            Sample(
+            RecordedSample(
                 dataset="lab test",
                 step=None,
                 problem=problem.id,

@@ -1,7 +1,7 @@
 """Make one self-contained page of runs: results, figures, tables, samples, settings.
 
-A RUN is the folder that `opasd train` or `opasd evaluate` made, or a folder of such; the first one is what others are
-compared with. Beside the page: figures as SVG with their data, tables as CSV, Markdown and LaTeX.
+A RUN is a folder that `opasd train` or `opasd evaluate` made, or a folder of such; the others are compared with the
+first. Beside the page: figures as SVG with their data, tables as CSV, Markdown and LaTeX.
 """
 
 import argparse
@@ -33,20 +33,20 @@ def run(args: list[str]) -> int:
     options = parser.parse_args(args)
     if not options.runs and not options.facts:
         raise ConfigError("nothing to report on; give run folders, such as runs/NAME, or --facts paper")
+    from opasd.report.build import build_report, check_folder, write_report
     from opasd.report.facts import read_facts
     from opasd.report.folders import read_runs
     from opasd.report.page import alike
     from opasd.report.png import rasteriser
-    from opasd.report.write import check_folder, make, write
 
     check_folder(options.out)
     rasterise = rasteriser() if options.png else None
     facts = [read_facts(name) for name in options.facts]
     runs = read_runs(options.runs)
-    for names, notes in alike({one.name: one.notes for one in runs}):
-        told = ", ".join(names) if len(names) < 4 else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    for names, notes in alike({shown.name: shown.notes for shown in runs}):
+        listed = ", ".join(names) if len(names) < 4 else f"{', '.join(names[:2])} and {len(names) - 2} more"
         for note in notes:
-            sys.stderr.write(f"{told}: {note}\n")
-    page = write(make(runs, facts, title=options.title), options.out, rasterise)
+            sys.stderr.write(f"{listed}: {note}\n")
+    page = write_report(build_report(runs, facts, title=options.title), options.out, rasterise)
     sys.stdout.write(f"{page}\n")
     return 0

@@ -1,6 +1,6 @@
-"""Figures as SVG, in the page with its own colours, or on their own with fixed ones.
+"""Draw figures as SVG: in a page with the page's colours, or standalone with fixed ones.
 
-The page's script finds what it needs for the crosshair in `hover`: the scales of the plot and the points.
+The page's script reads the scales of a plot and its points from `hover`, for the crosshair.
 """
 
 import math
@@ -9,29 +9,30 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
-from opasd.report.figures import Figure, formatter
+from opasd.analysis.curves import Point
+from opasd.report.figure import Figure, Series
 from opasd.report.numbers import labels, percent
 from opasd.report.palette import CHART_STYLE, COLOURS, LIGHT, resolved
-from opasd.report.text import printable, safe, shortened
+from opasd.report.text import printable, safe, shared_start, shortened
 
 WIDTH, PLOT_HEIGHT = 560, 236
 LEFT, RIGHT, BOTTOM = 52, 18, 46
 TOP = 22
-"""Above the plot, for the name of what is up."""
+"""Height above the plot, for the label of the y axis."""
 LEGEND_ROW, CLOSE_ROW = 20, 17
-"""Height of a legend's row, and of one among many."""
+"""Height of a legend's row, with few and with many rows."""
 LONGEST_NAME = 34
 TITLE = 36
 """Height of the title that a standalone picture carries."""
 MAX_POINTS = 1200
-"""A curve of more points is drawn by the lowest and highest of each stretch."""
+"""A curve with more points is drawn by the lowest and the highest point of each stretch."""
 _CHARACTER = 7.0
-"""About the width of one character of the legend."""
+"""The width of one character of the legend, roughly."""
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where the plot lies in the picture, and which numbers its edges are."""
+    """The edges of the plot in the picture, and the numbers at its edges."""
 
     left: float
     right: float
@@ -48,7 +49,7 @@ class _Frame:
 
 
 def svg(figure: Figure, *, standalone: bool = False) -> str:
-    """The picture; standalone ones carry title, background and style."""
+    """Return the picture; a standalone one carries title, background and style."""
     figure = _finite(figure)
     legend, legend_height = _legend(figure)
     top = TOP + legend_height + (TITLE if standalone else 0)
@@ -72,7 +73,7 @@ def svg(figure: Figure, *, standalone: bool = False) -> str:
 
 
 def hover(figure: Figure) -> dict[str, Any]:
-    """What the page's script needs of the figure: its plot, its scales, its points."""
+    """Return what the page's script needs: the figure's plot, scales and points."""
     figure = _finite(figure)
     frame = _frame(figure, TOP + _legend(figure)[1])
     return {
@@ -85,26 +86,27 @@ def hover(figure: Figure) -> dict[str, Any]:
         "yl": figure.y_label,
         "pct": figure.percent,
         "cat": [printable(name) for name in figure.categories],
-        "series": [
-            {
-                "n": printable(series.name),
-                "r": series.run,
-                "p": [[_compact(x), _compact(y)] for x, y in series.points],
-                **({"f": 1} if series.faint else {}),
-                **(
-                    {"lo": list(map(_compact, series.low)), "hi": list(map(_compact, series.high))}
-                    if series.low
-                    else {}
-                ),
-                **({"s": list(map(_compact, series.sizes))} if series.sizes else {}),
-            }
-            for series in figure.series
-        ],
+        "series": list(map(_hover_series, figure.series)),
     }
 
 
+def _hover_series(series: Series) -> dict[str, Any]:
+    values = {
+        "n": printable(series.name),
+        "r": series.run,
+        "p": [list(map(_compact, point)) for point in series.points],
+    }
+    if series.faint:
+        values["f"] = 1
+    if series.low:
+        values |= {"lo": list(map(_compact, series.low)), "hi": list(map(_compact, series.high))}
+    if series.sizes:
+        values["s"] = list(map(_compact, series.sizes))
+    return values
+
+
 def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
-    """Round numbers within the range, about `count` of them; whole ones if asked for."""
+    """Return about `count` round numbers within the range; `whole` allows only whole ones."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return [low]
@@ -117,24 +119,17 @@ def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> li
 
 
 def _finite(figure: Figure) -> Figure:
-    """The figure without points that cannot be drawn."""
-    kept = []
-    for series in figure.series:
-        good = [place for place, point in enumerate(series.points) if all(map(_drawable, point))]
-        kept.append(
-            replace(
-                series,
-                points=_chosen(good, series.points),
-                low=_chosen(good, series.low),
-                high=_chosen(good, series.high),
-                sizes=_chosen(good, series.sizes),
-            )
-        )
-    return Figure(**{**figure.__dict__, "series": kept})
+    """Return the figure without the points that cannot be drawn."""
 
+    def finite(series: Series) -> Series:
+        indices = [index for index, point in enumerate(series.points) if all(map(_drawable, point))]
+        columns = {
+            name: [values[index] for index in indices] if (values := getattr(series, name)) else []
+            for name in ("points", "low", "high", "sizes")
+        }
+        return replace(series, **columns)
 
-def _chosen(places: list[int], values: Sequence[Any]) -> list[Any]:
-    return [values[place] for place in places] if values else []
+    return replace(figure, series=list(map(finite, figure.series)))
 
 
 def _drawable(value: float) -> bool:
@@ -182,17 +177,15 @@ def _axes(figure: Figure, frame: _Frame) -> str:
     parts.append(f'<line class="axis" x1="{frame.left:g}" y1="{base:.1f}" x2="{frame.right:g}" y2="{base:.1f}"/>')
     if figure.categories:
         room = int((frame.right - frame.left) / max(len(figure.categories), 1) / _CHARACTER)
-        for place, name in enumerate(figure.categories):
-            text = safe(shortened(name, max(room, 4)))
-            parts.append(
-                f'<text x="{frame.across(place):.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>'
-            )
+        marks = range(len(figure.categories))
+        texts = [safe(shortened(name, max(room, 4))) for name in figure.categories]
     else:
         whole = all(float(x).is_integer() for series in figure.series for x, _ in series.points)
         marks = ticks(*frame.x, 7, whole=whole)
-        for value, text in zip(marks, labels(marks), strict=True):
-            x = frame.across(value)
-            parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{escape(text)}</text>')
+        texts = map(escape, labels(marks))
+    for value, text in zip(marks, texts, strict=True):
+        x = frame.across(value)
+        parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>')
     middle = (frame.left + frame.right) / 2
     label = "" if figure.categories else safe(shortened(figure.x_label, 70))
     parts.append(f'<text x="{middle:g}" y="{frame.bottom + 38:.1f}" text-anchor="middle">{label}</text>')
@@ -202,11 +195,11 @@ def _axes(figure: Figure, frame: _Frame) -> str:
 
 
 def _legend(figure: Figure) -> tuple[str, float]:
-    """The runs' names in their colours, in as many rows as they need, and the height of it."""
+    """Return the runs' names in their colours, in as many rows as they need, and the height of the legend."""
     names: dict[tuple[str, int], None] = dict.fromkeys(
         (series.name, series.run) for series in figure.series if series.points and not series.faint
     )
-    texts = [printable(shortened(name, LONGEST_NAME)) for name in own_parts([name for name, _ in names])]
+    texts = [printable(shortened(name, LONGEST_NAME)) for name in without_shared_start([name for name, _ in names])]
     widths = [26 + _CHARACTER * len(text) + 14 for text in texts]
     many = len(names) > COLOURS
     if many:
@@ -230,12 +223,11 @@ def _legend(figure: Figure) -> tuple[str, float]:
     return "".join(parts), y + 12 if parts else 8.0
 
 
-def own_parts(names: Sequence[str]) -> Sequence[str]:
-    """Of many or long names what they do not all begin with, so that what is shown tells them apart."""
+def without_shared_start(names: Sequence[str]) -> Sequence[str]:
+    """Return many or long names without the words that all of them begin with, so that their ends are shown."""
     if len(names) < 2 or (len(names) <= COLOURS and max(map(len, names)) <= LONGEST_NAME):
         return names
-    places = enumerate(zip(*names, strict=False))
-    shared = next((at for at, found in places if len({*found}) > 1), min(map(len, names)))
+    shared = len(shared_start(names))
     cut = max(names[0].rfind(separator, 0, shared) for separator in "-_/ ") + 1
     return names if any(len(name) == cut for name in names) else [name[cut:] for name in names]
 
@@ -244,20 +236,20 @@ def _lines(figure: Figure, frame: _Frame) -> str:
     parts = []
     # Raw values and bands of many runs would hide the curves.
     many = len({series.run for series in figure.series}) > COLOURS
-    for series in sorted(figure.series, key=lambda one: not one.faint):
+    for series in sorted(figure.series, key=lambda series: not series.faint):
         if many and series.faint:
             continue
         colour, dash = series.run % COLOURS, _dash(series.run)
-        places = [(frame.across(x), frame.down(y)) for x, y in series.points]
+        points = [(frame.across(x), frame.down(y)) for x, y in series.points]
         inner = ""
         if series.low and not many:
-            edge = [(x, frame.down(v)) for (x, _), v in zip(places, series.low, strict=True) if _drawable(v)]
-            back = [(x, frame.down(v)) for (x, _), v in zip(places, series.high, strict=True) if _drawable(v)][::-1]
+            edge = [(x, frame.down(v)) for (x, _), v in zip(points, series.low, strict=True) if _drawable(v)]
+            back = [(x, frame.down(v)) for (x, _), v in zip(points, series.high, strict=True) if _drawable(v)][::-1]
             inner += f'<polygon class="band f{colour}" points="{_join([*edge, *back])}"/>'
         faint = " faint" if series.faint else ""
-        inner += f'<polyline class="curve k{colour}{dash}{faint}" points="{_join(_thinned(places))}"/>'
-        if series.marks and len(places) <= 60:
-            inner += "".join(f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.4"/>' for x, y in places)
+        inner += f'<polyline class="curve k{colour}{dash}{faint}" points="{_join(_thinned(points))}"/>'
+        if series.marks and len(points) <= 60:
+            inner += "".join(f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.4"/>' for x, y in points)
         parts.append(f'<g class="run{series.run}">{inner}</g>')
     return "".join(parts)
 
@@ -266,15 +258,14 @@ def _bars(figure: Figure, frame: _Frame) -> str:
     shown = [series for series in figure.series if series.points]
     group = (frame.right - frame.left) / max(len(figure.categories), 1)
     width = min(group * 0.8 / max(len(shown), 1), 54)
-    value_of = formatter(figure)
     texts = [[percent(y) if figure.percent else f"{y:.3g}" for _, y in series.points] for series in shown]
-    fits = _CHARACTER * max((len(text) for several in texts for text in several), default=0) <= width + 8
+    fits = _CHARACTER * max((len(text) for own in texts for text in own), default=0) <= width + 8
     zero = frame.down(min(max(0.0, frame.y[0]), frame.y[1]))
     parts = []
-    for place, series in enumerate(shown):
+    for number, series in enumerate(shown):
         colour, inner = series.run % COLOURS, ""
         for index, (x, y) in enumerate(series.points):
-            left = frame.across(x) + (place - len(shown) / 2) * width
+            left = frame.across(x) + (number - len(shown) / 2) * width
             end = frame.down(y)
             inner += (
                 f'<rect class="f{colour}" x="{left + 1:.1f}" y="{min(end, zero):.1f}" width="{max(width - 2, 1):.1f}" '
@@ -285,13 +276,11 @@ def _bars(figure: Figure, frame: _Frame) -> str:
                 inner += f'<line class="whisker" x1="{middle:.1f}" y1="{low:.1f}" x2="{middle:.1f}" y2="{high:.1f}"/>'
             elif fits:
                 above = end - 5 if y >= 0 else end + 14
-                text = escape(texts[place][index])
+                text = escape(texts[number][index])
                 inner += f'<text x="{left + width / 2:.1f}" y="{above:.1f}" text-anchor="middle">{text}</text>'
-        inner += (
-            f"<title>{safe(series.name)}: {escape(value_of(series.points[0][1]))}</title>"
-            if len(series.points) == 1
-            else ""
-        )
+        if len(series.points) == 1:
+            ((_, y),) = series.points
+            inner += f"<title>{safe(series.name)}: {percent(y) if figure.percent else f'{y:,.4g}'}</title>"
         parts.append(f'<g class="run{series.run}">{inner}</g>')
     return "".join(parts)
 
@@ -313,21 +302,20 @@ def _bubbles(figure: Figure, frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _thinned(places: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """At most MAX_POINTS points that keep every peak."""
-    if len(places) <= MAX_POINTS:
-        return places
-    stretch = math.ceil(2 * len(places) / MAX_POINTS)
-    kept = []
-    for start in range(0, len(places), stretch):
-        part = places[start : start + stretch]
-        ends = {min(part, key=lambda place: place[1]), max(part, key=lambda place: place[1])}
-        kept += sorted(ends)
-    return kept
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """Return at most MAX_POINTS points that keep every peak."""
+    if len(points) <= MAX_POINTS:
+        return points
+    stretch = math.ceil(2 * len(points) / MAX_POINTS)
+    thinned = []
+    for start in range(0, len(points), stretch):
+        part = points[start : start + stretch]
+        thinned += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
+    return thinned
 
 
-def _join(places: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def _join(points: Sequence[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _dash(run: int) -> str:

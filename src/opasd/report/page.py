@@ -1,7 +1,8 @@
-"""The page: self-contained, no network, light and dark, for phone and paper.
+"""The page: self-contained, without network, light and dark, for phone and paper.
 
-Whatever came from a run or a model is escaped as HTML or embedded as JSON and set as text. The content security policy
-names the page's own scripts and styles by their digests, so nothing else could run even if something slipped through.
+All text from a run or a model is escaped as HTML, or embedded as JSON and set as text. The content security policy
+names the page's own scripts and styles by their digests, so that nothing else could run even if some text slipped
+through.
 """
 
 import re
@@ -10,8 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from opasd.report import viewer
-from opasd.report.charts import hover, own_parts, svg
-from opasd.report.figures import Figure
+from opasd.report.charts import hover, svg, without_shared_start
+from opasd.report.figure import Figure
 from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, declarations, dot
 from opasd.report.tables import Table, to_csv, to_html, to_latex, to_markdown
 from opasd.report.text import digest, embedded, safe
@@ -20,7 +21,7 @@ GENERATOR = "opasd report"
 
 
 def asset(name: str) -> str:
-    """A script or style of the package."""
+    """Return a script or style of the package."""
     return (files("opasd.report") / "assets" / name).read_text(encoding="utf-8")
 
 
@@ -38,42 +39,38 @@ class Page:
         self._viewer = False
 
     def section(self, name: str, title: str, *content: str) -> None:
-        """A heading, a place in the navigation (neither without a title), and HTML below it."""
+        """Add HTML under a heading that the navigation links to; without a title there is neither."""
         self._sections.append((name, title, "".join(content)))
 
     def figures(self, figures: Sequence[Figure]) -> str:
-        """The figures side by side."""
+        """Return the figures side by side."""
         return f'<div class="charts">{"".join(map(self._figure, figures))}</div>' if figures else ""
 
     def table(self, table: Table) -> str:
-        """The table with its note and what it can be saved as."""
+        """Return the table with its note and buttons to save it."""
         self._tables[table.id] = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table)}
-        names = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
         tools = "".join(
             f'<button type="button" class="tool" data-table="{safe(table.id)}" data-as="{kind}">{name}</button>'
-            for kind, name in names.items()
+            for kind, name in (("csv", "CSV"), ("md", "Markdown"), ("tex", "LaTeX"))
         )
         note = f'<p class="soft small">{safe(table.caption)}</p>' if table.caption else ""
         return f'{to_html(table)}{note}<div class="tools">{tools}</div>'
 
     def data(self, name: str, value: Any) -> None:
-        """Data for a script, under the id `name`."""
+        """Add data for a script, under the id `name`."""
         self._data[name] = value
 
-    def use_viewer(self) -> None:
-        """Bring the attention viewer's script and style along."""
+    def add_viewer(self, records: Sequence[Mapping[str, Any]], name: str, title: str, more: str = "") -> None:
+        """Add a section with the attention viewer, and its script and style; `more` is HTML below it."""
         self._viewer = True
+        self.data("attention-data", list(records))
+        self.section(name, title, viewer.SHELL, viewer.ABOUT, more)
 
     def html(self) -> str:
-        """The whole document."""
-        style, script = self._style(), asset("page.js")
-        scripts = [script, *([asset("viewer.js")] if self._viewer else [])]
-        data = {
-            "figure-data": self._figures,
-            "table-data": self._tables,
-            "chart-style": CHART_STYLE,
-            **self._data,
-        }
+        """Return the whole document."""
+        style = self._style()
+        scripts = [asset("page.js"), *([asset("viewer.js")] if self._viewer else [])]
+        data = {"figure-data": self._figures, "table-data": self._tables, "chart-style": CHART_STYLE, **self._data}
         policy = (
             f"default-src 'none'; script-src {' '.join(map(digest, scripts))}; style-src {digest(style)}; "
             "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -97,7 +94,7 @@ class Page:
             f"{self._chips()}</div></header>"
             f'<main><h1>{title}</h1><p class="soft">{safe(self.subtitle)}</p>{body}'
             "<footer>Self-contained: nothing is loaded from anywhere. Made with <code>opasd</code>.</footer></main>"
-            f"{blocks}{''.join(f'<script>{one}</script>' for one in scripts)}</body></html>\n"
+            f"{blocks}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
         )
 
     def _figure(self, figure: Figure) -> str:
@@ -118,7 +115,7 @@ class Page:
         chips = "".join(
             f'<button type="button" class="chip" data-run="{number}" aria-pressed="true" title="{safe(name)}">'
             f'<i class="{dot(number)}"></i><bdi>{safe(part)}</bdi></button>'
-            for number, (name, part) in enumerate(zip(self.runs, own_parts(self.runs), strict=True))
+            for number, (name, part) in enumerate(zip(self.runs, without_shared_start(self.runs), strict=True))
         )
         every = '<button type="button" class="tool" id="every-run">hide all</button>' if len(self.runs) > 2 else ""
         return f'<div class="chips" role="group" aria-label="Runs shown">{every}{chips}</div>'
@@ -136,7 +133,7 @@ class Page:
 
 
 def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[str]]]:
-    """Names that have the same remarks, but for the files' own names, together; those without any are left out."""
+    """Group names with the same remarks, which may begin with the names; leave out names without remarks."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, remarks in items.items():
         if remarks:
@@ -146,7 +143,7 @@ def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[
 
 
 def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
-    """What the reader must know first: each name with its remarks."""
+    """Return a box with each name and its remarks, for the reader to see first."""
     rows = ""
     for names, remarks in alike(items):
         bold = ", ".join(f"<b><bdi>{safe(name)}</bdi></b>" for name in names)
@@ -158,10 +155,13 @@ def paragraph(text: str) -> str:
     return f'<p class="soft">{safe(text)}</p>'
 
 
+def part_links(names: Sequence[str], first: int) -> str:
+    """Return links to side pages, which are numbered from `first`."""
+    return ", ".join(f'<a href="{safe(name)}">part {number}</a>' for number, name in enumerate(names, first))
+
+
 def viewer_page(title: str, subtitle: str, records: Sequence[Mapping[str, Any]]) -> Page:
-    """A page with the attention viewer and nothing else."""
+    """Return a page with only the attention viewer."""
     page = Page(title, subtitle)
-    page.use_viewer()
-    page.data("attention-data", list(records))
-    page.section("viewer-section", "", viewer.SHELL, viewer.ABOUT)
+    page.add_viewer(records, "viewer-section", "")
     return page

@@ -1,11 +1,11 @@
-"""A table once, written as HTML, CSV, Markdown or LaTeX."""
+"""A table, and its forms as HTML, CSV, Markdown and LaTeX."""
 
 import csv
 import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from opasd.report.palette import dot
 from opasd.report.text import no_formula, printable, safe
@@ -13,19 +13,19 @@ from opasd.report.text import no_formula, printable, safe
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the number behind it by which a column sorts."""
+    """The shown text, and the number by which the column sorts."""
 
     text: str
     value: float | None = None
     best: bool = False
-    """Shown bold: the best of its column in its group."""
+    """Whether it is the best of its column in its group, and shown bold."""
     wraps: bool = False
-    """Long text that may break into lines."""
+    """Whether the text is long and may break into lines."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` under `header`; a row of a single cell heads a group; rows after `rule` stand below a line."""
+    """`rows` under `header`; a row of a single cell heads a group; a line separates the rows from row `rule` on."""
 
     id: str
     title: str
@@ -33,17 +33,12 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     rule: int | None = None
-    runs: Sequence[int | None] = field(default_factory=tuple)
-    """The run that each row belongs to, for its colour; empty where rows belong to none."""
-
-
-def cells(*texts: str) -> list[Cell]:
-    """Plain text cells."""
-    return [Cell(text) for text in texts]
+    runs: Sequence[int | None] = ()
+    """The number of each row's run, for its colour; empty if rows belong to no runs."""
 
 
 def to_csv(table: Table) -> str:
-    """Comma-separated, with the shown text; groups become a first column."""
+    """Return the shown texts, separated by commas; groups become a first column."""
     grouped = any(len(row) == 1 for row in table.rows)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -58,45 +53,45 @@ def to_csv(table: Table) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table; the first column to the left, the others to the right."""
-    lines = [_pipes(table.header), "|" + "|".join([":---", *["---:"] * (len(table.header) - 1)]) + "|"]
+    """Return a pipe table, with the first column aligned left and the others right."""
+    lines = [
+        _pipes(list(map(_markdown, table.header))),
+        "|" + "|".join([":---", *["---:"] * (len(table.header) - 1)]) + "|",
+    ]
     for row in table.rows:
         if len(row) == 1:
-            lines.append(_pipes([f"*{_markdown(row[0].text)}*", *[""] * (len(table.header) - 1)], raw=True))
+            lines.append(_pipes([f"*{_markdown(row[0].text)}*", *[""] * (len(table.header) - 1)]))
         else:
-            bold = [f"**{_markdown(cell.text)}**" if cell.best else _markdown(cell.text) for cell in row]
-            lines.append(_pipes(bold, raw=True))
+            lines.append(_pipes([f"**{_markdown(cell.text)}**" if cell.best else _markdown(cell.text) for cell in row]))
     return "\n".join(lines) + "\n"
 
 
-def _described(table: Table) -> str:
-    """Title and caption as one text."""
-    title = table.title if not table.caption or table.title.endswith((".", "!", "?", ":")) else f"{table.title}."
-    return f"{title} {table.caption}".strip()
-
-
 def to_latex(table: Table) -> str:
-    """A booktabs table."""
+    """Return a booktabs table."""
     columns = len(table.header)
-    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex(_described(table))}}}"]
-    lines += [
+    stop = "." if table.caption and not table.title.endswith((".", "!", "?", ":")) else ""
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{latex(f'{table.title}{stop} {table.caption}'.strip())}}}",
         rf"\label{{tab:{re.sub('[^a-zA-Z0-9:-]', '-', table.id)}}}",
         rf"\begin{{tabular}}{{l{'c' * (columns - 1)}}}",
+        r"\toprule",
+        " & ".join(rf"\textbf{{{latex(name)}}}" if name else "" for name in table.header) + r" \\",
+        r"\midrule",
     ]
-    lines += [r"\toprule", " & ".join(rf"\textbf{{{latex(name)}}}" if name else "" for name in table.header) + r" \\"]
-    lines.append(r"\midrule")
     grouped = False
-    for place, row in enumerate(table.rows):
+    for number, row in enumerate(table.rows):
         if len(row) == 1:
             lines += [r"\midrule"] if grouped else []
             grouped = True
             lines.append(rf"\multicolumn{{{columns}}}{{l}}{{\textit{{{latex(row[0].text)}}}}} \\")
             continue
-        if place == table.rule:
+        if number == table.rule:
             lines.append(r"\midrule")
         indent = r"\quad " if grouped else ""
         shown = [rf"\textbf{{{latex(cell.text)}}}" if cell.best else latex(cell.text) for cell in row]
-        # After a line break, [ and * would be its arguments.
+        # After a line break, LaTeX would read [ and * as its arguments.
         guard = "{}" if not indent and shown[0][:1] in ("[", "*") else ""
         lines.append(indent + guard + " & ".join(shown) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
@@ -104,12 +99,12 @@ def to_latex(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """A table whose columns sort by a click."""
+    """Return a table that sorts by the column whose heading is clicked."""
     head = "".join(
-        f'<th scope="col"{"" if place else " class=first"}><button type="button">{safe(name) or "&nbsp;"}</button></th>'
-        for place, name in enumerate(table.header)
+        f'<th scope="col"{"" if n else " class=first"}><button type="button">{safe(name) or "&nbsp;"}</button></th>'
+        for n, name in enumerate(table.header)
     )
-    body = "".join(_html_row(table, place, row) for place, row in enumerate(table.rows))
+    body = "".join(_html_row(table, number, row) for number, row in enumerate(table.rows))
     many = " many very" if len(table.header) > 13 else " many" if len(table.header) > 8 else ""
     return (
         f'<div class="wide"><table class="sortable{many}"><thead><tr>{head}</tr></thead>'
@@ -117,11 +112,11 @@ def to_html(table: Table) -> str:
     )
 
 
-def _html_row(table: Table, place: int, row: Sequence[Cell]) -> str:
+def _html_row(table: Table, number: int, row: Sequence[Cell]) -> str:
     if len(row) == 1:
         return f'<tr class="group"><th colspan="{len(table.header)}">{safe(row[0].text)}</th></tr>'
-    run = table.runs[place] if place < len(table.runs) else None
-    classes = [*(["rule"] if place == table.rule else []), *([] if run is None else [f"run{run}"])]
+    run = table.runs[number] if number < len(table.runs) else None
+    classes = [*(["rule"] if number == table.rule else []), *([] if run is None else [f"run{run}"])]
     attribute = f' class="{" ".join(classes)}"' if classes else ""
     shown = "".join(_html_cell(cell, None if column else run) for column, cell in enumerate(row))
     return f"<tr{attribute}>{shown}</tr>"
@@ -145,7 +140,7 @@ _LATEX = {
 
 
 def latex(text: str) -> str:
-    """Text in which nothing is a command: run names hold underscores, model output anything."""
+    """Escape all LaTeX commands: run names hold underscores, model output anything."""
     return "".join(_LATEX.get(character, character) for character in printable(text))
 
 
@@ -153,5 +148,5 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", printable(text)).replace("\n", " ")
 
 
-def _pipes(texts: Sequence[str], *, raw: bool = False) -> str:
-    return "| " + " | ".join(text if raw else _markdown(text) for text in texts) + " |"
+def _pipes(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"

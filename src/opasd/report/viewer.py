@@ -1,9 +1,9 @@
-"""The attention viewer's place in a page, and how its record is packed.
+"""The HTML of the attention viewer, and the packing of its records.
 
-Of each step's row the KEPT largest weights are kept, as bytes on a logarithmic scale below the row's largest weight m:
-0 for a weight below m·2⁻¹¹ or not kept, else 1 + 126·(11 + log₂(a/m))/11, rounded, so that a shown weight is off by
-at most 3.1 %. Rows are compressed (zlib) and written in base64; a browser unpacks them. A trajectory of 2,000 tokens
-takes a few megabytes. The curves are not rounded so: they are the loss's own numbers.
+The KEPT largest weights of a step's row are stored as bytes on a logarithmic scale below the row's largest weight m: 0
+for a weight below m·2⁻¹¹ or not stored, else 1 + 126·(11 + log₂(a/m))/11, rounded, so that a shown weight is off by at
+most 3.1 %. Rows are compressed (zlib) and written in base64; the browser unpacks them. A trajectory of 2,000 tokens
+takes a few megabytes. The curves are stored exactly as the loss computes them, to five digits.
 """
 
 import base64
@@ -17,9 +17,9 @@ import numpy as np
 KIND, VERSION = "opasd attention", 1
 OCTAVES, LEVELS = 11, 126
 KEPT = 256
-"""Weights of a step that are kept; a shorter row is kept whole."""
+"""The number of weights stored of a step; a shorter row is stored whole."""
 PAGE_BYTES = 8_000_000
-"""Of records in one page."""
+"""The size of the records in one page, at most."""
 SHELL = '<div id="viewer" class="viewer" tabindex="0" role="application" aria-label="Attention viewer"></div>'
 ABOUT = (
     '<p class="soft small">At each step of one trajectory: where the teacher looks with the solution in view, the same '
@@ -30,7 +30,7 @@ ABOUT = (
 
 
 def quantised(row: np.ndarray) -> tuple[np.ndarray, float]:
-    """One byte for each weight of a step, and the largest weight, to which they are relative."""
+    """Return one byte for each weight of a step, and the largest weight, to which the bytes are relative."""
     largest = float(row.max(initial=0.0))
     if not 0 < largest < np.inf:
         return np.zeros(row.size, np.uint8), 0.0
@@ -42,33 +42,18 @@ def quantised(row: np.ndarray) -> tuple[np.ndarray, float]:
     return levels, largest
 
 
-def restored(levels: np.ndarray, largest: float) -> np.ndarray:
-    """The weights that the bytes stand for."""
-    return np.where(levels > 0, largest * 2.0 ** ((levels.astype(float) - 1) * OCTAVES / LEVELS - OCTAVES), 0.0)
-
-
 def packed(rows: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The rows of all steps, one after another, compressed, in base64; and the largest weight of each."""
-    found = [quantised(row) for row in rows]
-    levels = b"".join(levels.tobytes() for levels, _ in found)
+    """Return the rows of all steps, concatenated, compressed and in base64, and the largest weight of each."""
+    steps = [quantised(row) for row in rows]
+    levels = b"".join(levels.tobytes() for levels, _ in steps)
     return {
         "rows": base64.b64encode(zlib.compress(levels, 9)).decode(),
-        "largest": [float(f"{largest:.5g}") for _, largest in found],
+        "largest": [float(f"{largest:.5g}") for _, largest in steps],
     }
 
 
-def unpacked(pack: dict[str, Any], seen: Sequence[int]) -> list[np.ndarray]:
-    """What `packed` was given, as far as it was kept; `seen` are the lengths of the rows."""
-    levels = np.frombuffer(zlib.decompress(base64.b64decode(pack["rows"])), np.uint8)
-    ends = np.cumsum(seen)
-    return [
-        restored(levels[end - count : end], largest)
-        for end, count, largest in zip(ends, seen, pack["largest"], strict=True)
-    ]
-
-
 def is_record(record: Any) -> bool:
-    """Whether the viewer can show it: the right kind and version, and every part there and of one size."""
+    """Return whether the viewer can show the record: its kind and version, and that all parts fit together."""
     try:
         if record["kind"] != KIND or record["version"] != VERSION:
             return False
@@ -87,23 +72,9 @@ def is_record(record: Any) -> bool:
             and all(isinstance(text, str) for text in (*texts, *(pack["rows"] for pack in packs)))
             and all(len(pack["largest"]) == steps for pack in packs)
             and all(isinstance(number, int) and number >= 0 for number in numbers)
-            and all(place < len(record["student"]["tokens"]) for place in record["shared"]["student"])
+            and all(position < len(record["student"]["tokens"]) for position in record["shared"]["student"])
             and all(len(curve) == steps and all(isinstance(y, int | float) for y in curve) for curve in curves)
             and bool(json.dumps(record, allow_nan=False))
         )
     except (KeyError, TypeError, AttributeError, IndexError, ValueError):
         return False
-
-
-def parts(records: Sequence[dict[str, Any]], limit: int = PAGE_BYTES) -> list[list[dict[str, Any]]]:
-    """The records in as many pages as they need; a page holds at least one."""
-    found: list[list[dict[str, Any]]] = []
-    spent = 0
-    for record in records:
-        cost = len(json.dumps(record))
-        if not found or spent + cost > limit:
-            found.append([])
-            spent = 0
-        found[-1].append(record)
-        spent += cost
-    return found

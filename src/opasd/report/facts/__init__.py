@@ -27,7 +27,7 @@ from typing import Any
 from opasd.analysis.curves import number
 from opasd.errors import ConfigError
 from opasd.recipes.reading import read_yaml
-from opasd.report.figures import Figure, Series
+from opasd.report.figure import Figure, Series
 from opasd.report.summary import summary_table
 from opasd.report.tables import Cell, Table
 from opasd.rounding import fixed
@@ -95,7 +95,7 @@ def _table(values: Any, where: str) -> Table:
     if not values.get("summarise"):
         return Table(str(values["id"]), title, [header, *columns], rows, caption)
     by_column = {column: [row[place] for row in numbers.values()] for place, column in enumerate(columns)}
-    return summary_table(str(values["id"]), title, header, list(numbers), by_column, caption, digits=DIGITS)
+    return summary_table(str(values["id"]), title, header, list(numbers), by_column, caption)
 
 
 def _numbers(row: Any, columns: Sequence[str], where: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Which evaluations are one row of a report and which are several, and what rows are called."""
+"""Which evaluations share a row of a report, and what the rows are called."""
 
 import json
 import shutil
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from opasd.report.folders import Run, read_runs
-from opasd.report.samples import comparisons
-from opasd.report.summary import evaluations, results
-from opasd.report.write import make
+from opasd.report.build import build_report
+from opasd.report.folders import read_runs
+from opasd.report.results import evaluations, results
+from opasd.report.run import Run
+from opasd.report.side_by_side import comparisons
 from tests.report.made import make_evaluation, make_run
 
 
@@ -41,7 +42,7 @@ def evaluated(
 
 def rows(runs: list[Run]) -> list[tuple[str, int, int]]:
     """Names, how many results and how many answers."""
-    make(runs).page.html()
+    build_report(runs).page.html()
     return [(run.name, len(run.results), sum(map(len, run.answers.values()))) for run in runs]
 
 
@@ -163,7 +164,7 @@ def test_rows_that_were_asked_otherwise_are_not_compared_and_it_says_why(tmp_pat
     runs.sort(key=lambda run: run.name)
     cells, note = against_first(runs)
     assert [bool(cell) for cell in cells] == [False, True, False]
-    assert note.endswith(f"Asked set otherwise than the first, and not compared: c ({why}).")
+    assert note.endswith(f"Not compared with the first on set, because it was asked differently: c ({why}).")
     table = evaluations(runs)
     assert table is not None
     groups: list[list[str]] = []
@@ -183,7 +184,7 @@ def test_rows_that_were_asked_the_same_are_compared_whatever_the_model(tmp_path,
     for runs in (read_runs(paths), read_runs([paths[0], make_evaluation(tmp_path / "c", {"c": None})])):
         cells, note = against_first(runs)
         assert sorted(map(bool, cells)) == [False, True]
-        assert "not compared" not in note
+        assert "Not compared" not in note
         table = evaluations(runs)
         assert table is not None
         assert [len(row) for row in table.rows].count(1) == 2  # the two budgets

@@ -1,0 +1,233 @@
+"""Runs ─► a report's folder: report.html, figures/*.svg, tables/*.{csv,md,tex}, and side pages for what does not fit.
+
+write_report(build_report(read_runs([Path("runs/a"), Path("runs/b")]), [read_facts("paper")]), Path("report"))
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+from opasd.errors import ConfigError
+from opasd.files import write_bytes
+from opasd.recipes.reading import write_yaml
+from opasd.report import figure, viewer
+from opasd.report.charts import svg
+from opasd.report.facts import Facts
+from opasd.report.figure import Figure
+from opasd.report.figures import all_figures
+from opasd.report.page import Page, notice, paragraph, part_links, viewer_page
+from opasd.report.results import costs, evaluations, results
+from opasd.report.run import Run
+from opasd.report.samples import explorer, explorer_html, side_page
+from opasd.report.side_by_side import comparisons
+from opasd.report.summary import alignment_note, seed_figures, seed_groups, seeds, settings_that_differ
+from opasd.report.tables import Table, to_csv, to_latex, to_markdown
+from opasd.report.text import safe, slug, split_by_size
+
+MANIFEST = ".opasd-report.json"
+_MOST_SETTINGS = 300_000
+"""Characters of a configuration in the page."""
+
+
+@dataclass
+class Report:
+    """A report's page, and the figures, tables and further pages that are written beside it."""
+
+    page: Page
+    figures: list[Figure] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    side_pages: dict[str, str] = field(default_factory=dict)
+    """File name ─► HTML."""
+
+    def add_table(self, table: Table, prefix: str = "") -> str:
+        """Add the table to the report's files and return its HTML."""
+        self.tables.append(dataclasses.replace(table, id=_unused_id(prefix + slug(table.id), self.tables)))
+        return self.page.table(self.tables[-1])
+
+    def add_figures(self, figures: Sequence[Figure], prefix: str = "") -> str:
+        """Add the figures to the report's files and return their HTML."""
+        first = len(self.figures)
+        for added in figures:
+            self.figures.append(dataclasses.replace(added, id=_unused_id(prefix + slug(added.id), self.figures)))
+        return self.page.figures(self.figures[first:])
+
+
+def build_report(runs: Sequence[Run], facts: Sequence[Facts] = (), *, title: str = "") -> Report:
+    """Return the report of these runs and published numbers."""
+    title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs" if runs else "Published numbers")
+    report = Report(Page(title, _subtitle(runs, facts), [run.name for run in runs]))
+    if runs:
+        _add_results(report, runs)
+        _add_figures(report, runs)
+        _add_seeds(report, runs)
+        _add_viewer(report, runs)
+        _add_comparisons(report, runs)
+        _add_samples(report, runs)
+        _add_settings(report, runs)
+    for number, published in enumerate(facts, 1):
+        content = [paragraph(published.source)]
+        for table in published.tables:
+            content += [f"<h3>{safe(table.title)}</h3>", report.add_table(table, "facts-")]
+        content.append(report.add_figures(published.figures, "facts-"))
+        heading = "Published numbers" if len(facts) == 1 else f"Published numbers {number}"
+        report.page.section(f"facts-{number}", heading, *content)
+    return report
+
+
+def write_report(report: Report, folder: Path, rasterise: Callable[[str], bytes] | None = None) -> Path:
+    """Write all files and return the page's path; first remove the files of an earlier report in the folder."""
+    files: dict[str, str | bytes] = {"report.html": report.page.html()}
+    for one in report.figures:
+        picture = svg(one, standalone=True)
+        files[f"figures/{one.id}.svg"] = picture
+        files[f"figures/{one.id}.csv"] = figure.to_csv(one)
+        if rasterise is not None:
+            files[f"figures/{one.id}.png"] = rasterise(picture)
+    for table in report.tables:
+        files[f"tables/{table.id}.csv"] = to_csv(table)
+        files[f"tables/{table.id}.md"] = to_markdown(table)
+        files[f"tables/{table.id}.tex"] = to_latex(table)
+    files |= report.side_pages
+    try:
+        _clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).write_text(json.dumps({"files": sorted(files)}, indent=1), encoding="utf-8")
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / name, content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror}; give another --out") from error
+    return folder / "report.html"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds anything but an earlier report."""
+    if folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir())):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise ConfigError(f"{folder} exists and is no report of ours, and is not overwritten; give another --out")
+
+
+def _add_results(report: Report, runs: Sequence[Run]) -> None:
+    missing = notice("What is missing", {run.name: run.notes for run in runs})
+    report.page.section("results", "Results", missing, report.add_table(results(runs)))
+
+
+def _add_figures(report: Report, runs: Sequence[Run]) -> None:
+    tables = {"Evaluation": evaluations(runs), "Cost": costs(runs)}
+    for group in all_figures(runs):
+        content = []
+        if table := tables.get(group.heading):
+            content.append(report.add_table(table))
+        if group.heading == "Attention" and (lines := [line for run in runs if (line := alignment_note(run))]):
+            content.append(paragraph("Mean divergence. " + ". ".join(lines) + "."))
+        content.append(report.add_figures(group.figures))
+        if any(content):
+            report.page.section(slug(group.heading).lower(), group.heading, paragraph(group.about), *content)
+
+
+def _add_seeds(report: Report, runs: Sequence[Run]) -> None:
+    content = []
+    for number, members in enumerate(seed_groups(runs), 1):
+        table = seeds(runs, members, number)
+        content += [f"<h3>{safe(table.title)}</h3>", report.add_table(table)]
+        content.append(report.add_figures(seed_figures(runs, members, number)))
+    if content:
+        about = "Runs whose configurations differ in nothing but the seed, put together."
+        report.page.section("seeds", "Seeds", paragraph(about), *content)
+
+
+def _add_viewer(report: Report, runs: Sequence[Run]) -> None:
+    """Add attention records to the page as far as they fit, one of each run first, and the others to side pages."""
+    turns = zip_longest(*(run.attention for run in runs))
+    records = [record for turn in turns for record in turn if record is not None]
+    parts = split_by_size(records, lambda record: len(json.dumps(record)), viewer.PAGE_BYTES)
+    if not parts:
+        return
+    names = [f"attention/part-{number:03d}.html" for number in range(2, len(parts) + 1)]
+    for name, records in zip(names, parts[1:], strict=True):
+        page = viewer_page(f"{report.page.title}: attention", "report.html is the report.", records)
+        report.side_pages[name] = page.html()
+    more = f'<p class="small">More trajectories, in side files: {part_links(names, 2)}.</p>' if names else ""
+    report.page.add_viewer(parts[0], "where-they-look", "Where they look", more)
+
+
+def _add_comparisons(report: Report, runs: Sequence[Run]) -> None:
+    pairs, count = comparisons(runs)
+    if pairs:
+        about = (
+            f"The same problem, answered by several runs ({count:,} such problems; those first whose verdicts differ). "
+            "Faded: what an answer shares with the first one. Marked: the first step in which they part."
+        )
+        report.page.section("side-by-side", "Side by side", paragraph(about), f'<div class="list">{pairs}</div>')
+
+
+def _add_samples(report: Report, runs: Sequence[Run]) -> None:
+    if not any(run.samples for run in runs):
+        return
+    shown = explorer(runs)
+    names = [f"samples/part-{number:03d}.html" for number in range(1, len(shown.side) + 1)]
+    for number, (name, data) in enumerate(zip(names, shown.side, strict=True), 1):
+        report.side_pages[name] = side_page(report.page.title, data, number, len(names))
+    report.page.data("sample-data", shown.data)
+    report.page.section("samples", "Samples", explorer_html(shown, names))
+
+
+def _add_settings(report: Report, runs: Sequence[Run]) -> None:
+    content = []
+    if table := settings_that_differ(runs):
+        content += ["<h3>What differs</h3>", report.add_table(table)]
+    for run in runs:
+        if run.config:
+            text = write_yaml(run.config) + _about_machine(run)
+            content.append(
+                f"<details><summary><bdi>{safe(run.name)}</bdi>: resolved configuration</summary>"
+                f"<pre>{safe(text[:_MOST_SETTINGS])}</pre></details>"
+            )
+    if content:
+        report.page.section("settings", "Settings", *content)
+
+
+def _about_machine(run: Run) -> str:
+    versions = run.environment.get("versions")
+    lines = []
+    if isinstance(versions, dict):
+        lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version))
+    for name in ("time", "command", "python", "platform", "cpus", "gpus", "processes"):
+        value = run.environment.get(name)
+        if value not in (None, []):
+            lines.append(f"{name}: {' '.join(map(str, value)) if isinstance(value, list) else value}")
+    return "".join(f"\n# {line}" for line in lines)
+
+
+def _subtitle(runs: Sequence[Run], facts: Sequence[Facts]) -> str:
+    models = dict.fromkeys(str(name) for run in runs if (name := run.setting("model", "name_or_path")))
+    steps, samples = sum(run.spending.steps for run in runs), sum(len(run.samples) for run in runs)
+    parts = [
+        ", ".join(models),
+        f"{steps:,} training steps" if steps else "",
+        f"{samples:,} sampled completions" if samples else "",
+        f"{len(facts)} files of published numbers" if len(facts) > 1 else "published numbers" if facts else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _unused_id(wanted: str, others: Sequence[Figure] | Sequence[Table]) -> str:
+    """Return the id, which is a file's name too, with a number behind it if it is used already."""
+    used = {other.id for other in others}
+    return next(name for name in (wanted, *(f"{wanted}-{n}" for n in range(2, 10_000))) if name not in used)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files that an earlier report wrote, and nothing else."""
+    try:
+        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for name in names if isinstance(names, list) else []:
+        target = folder / str(name)
+        if target.resolve().is_relative_to(folder.resolve()):
+            target.unlink(missing_ok=True)

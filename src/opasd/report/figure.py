@@ -1,0 +1,74 @@
+"""A figure's data. `figures` and `accuracy` make figures of runs, `facts` of published numbers, `charts` draws them."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from opasd.analysis.curves import Point
+from opasd.report.text import no_formula
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one colour. `low` and `high` are a band around a line or the whiskers of a bar."""
+
+    name: str
+    run: int
+    """The number of the run, which decides the colour: one run has one colour everywhere."""
+    points: Sequence[Point]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    faint: bool = False
+    """Whether these are raw values behind a smoothed curve."""
+    sizes: Sequence[float] = ()
+    """Areas of a scatter's bubbles."""
+    marks: bool = False
+    """Whether each point is marked."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture's data."""
+
+    id: str
+    title: str
+    kind: Literal["line", "bar", "scatter"]
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    caption: str = ""
+    categories: Sequence[str] = ()
+    """Names of a bar chart's groups: x is the number of the group."""
+    from_zero: bool = False
+    percent: bool = False
+    """Whether values are shares, shown as per cent."""
+
+
+def to_csv(figure: Figure) -> str:
+    """Return the figure's data, one row for each point."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    header = ["series", no_formula(figure.x_label), no_formula(figure.y_label)]
+    has_band = any(series.low for series in figure.series)
+    has_size = any(series.sizes for series in figure.series)
+    writer.writerow([*header, *(["low", "high"] if has_band else []), *(["size"] if has_size else [])])
+    for series in figure.series:
+        name = no_formula(series.name) + (" (raw)" if series.faint else "")
+        for index, (x, y) in enumerate(series.points):
+            row: list[str | float] = [
+                name,
+                no_formula(figure.categories[int(x)]) if figure.categories else _exact(x),
+                repr(y),
+            ]
+            if has_band:
+                row += [series.low[index], series.high[index]] if series.low else ["", ""]
+            if has_size:
+                row.append(series.sizes[index] if series.sizes else "")
+            writer.writerow(row)
+    return out.getvalue()
+
+
+def _exact(x: float) -> str:
+    return f"{x:.0f}" if float(x).is_integer() else repr(x)

@@ -1,0 +1,193 @@
+"""The tables that compare runs: results with intervals, evaluations, and cost."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opasd.analysis.curves import Point, number
+from opasd.analysis.markers import density
+from opasd.analysis.seeds import summarise
+from opasd.evaluation.comparability import Conditions
+from opasd.evaluation.statistics import Estimate, estimate, paired_difference
+from opasd.report.accuracy import capital
+from opasd.report.numbers import duration, percent, short, size
+from opasd.report.run import BenchmarkResult, RecordedSample, Run
+from opasd.report.summary import LAST, evaluated_sets, shown, tail, validated_measures
+from opasd.report.tables import Cell, Table
+from opasd.rounding import fixed, per_cent
+
+Column = tuple[str, list[Cell]]
+"""A heading, and a cell for each run."""
+
+
+def results(runs: Sequence[Run]) -> Table:
+    """Return the table of what each run reached, with intervals."""
+    columns: list[Column] = [
+        ("method", [Cell(run.method) for run in runs]),
+        ("seed", [_setting(run.setting("train", "seed")) for run in runs]),
+        ("steps", [Cell(f"{run.spending.steps:,}" if run.rows else "–", run.spending.steps) for run in runs]),
+    ]
+    note = (
+        "In brackets: 95 % intervals. Of answers to a set: by bootstrap over problems, differences paired on the same "
+        f"problems. Of rollouts: mean of the last {100 * LAST:.0f} % of the steps, Student's t over steps. Of "
+        "validation during training only the mean is on record. Truncation and markers are those of the answers, or "
+        "else of the training rollouts on record."
+    )
+    notes = [note]
+    for name in evaluated_sets(runs):
+        shares = {n: own for n, run in enumerate(runs) if (own := run.shares(name))}
+        estimates = {n: estimate(list(own.values())) for n, own in shares.items()}
+        columns.append((f"{name}, %", [_estimate(estimates.get(n)) for n in range(len(runs))]))
+        if len(shares) > 1:
+            columns.append((f"{name} against first", _differences(runs, shares, name, notes)))
+    for name, measure in validated_measures(runs):
+        curves = [run.validation.get(name, {}).get(measure) for run in runs]
+        columns.append((f"{name} {capital(measure)}, first → last, %", [_first_to_last(points) for points in curves]))
+    columns += [
+        ("rollout accuracy at the end, %", [_at_the_end(run.curve("rollout/accuracy"), per_cent) for run in runs]),
+        ("rollout length at the end", [_at_the_end(run.curve("rollout/length_mean")) for run in runs]),
+        ("answer length", [_mean_length(run) for run in runs]),
+        ("truncated", [_truncated(run) for run in runs]),
+        ("markers / 1,000", [_markers(run) for run in runs]),
+    ]
+    return _by_run("results", "Results", runs, columns, " ".join(notes))
+
+
+def _differences(
+    runs: Sequence[Run], shares: Mapping[int, Mapping[str, float]], name: str, notes: list[str]
+) -> list[Cell]:
+    """Return each run's difference from the first that answered; note which runs cannot be compared with it."""
+    first = next(iter(shares))
+    cells = [Cell("")] * len(runs)
+    not_compared: dict[str, list[str]] = {}
+    for n, own in shares.items():
+        reasons = ", ".join(runs[n].conditions.differences_from(runs[first].conditions, name))
+        common = [problem for problem in shares[first] if problem in own]
+        if reasons:
+            not_compared.setdefault(reasons, []).append(runs[n].name)
+        elif n != first and common:
+            gain = paired_difference([own[problem] for problem in common], [shares[first][p] for p in common])
+            cells[n] = _estimate(gain, sign=True)
+    if not_compared:
+        listed = "; ".join(f"{', '.join(names)} ({reasons})" for reasons, names in not_compared.items())
+        notes.append(f"Not compared with the first on {name}, because it was asked differently: {listed}.")
+    return cells
+
+
+def evaluations(runs: Sequence[Run]) -> Table | None:
+    """Return the table of every result: Avg@n, Pass@n, Maj@n, length and truncation, by benchmark and budget."""
+    first: dict[tuple[str, int, int], Conditions] = {}
+    groups: dict[tuple[str, int, int, str], list[tuple[int, BenchmarkResult]]] = {}
+    for n, run in enumerate(runs):
+        for result in run.results:
+            key = (result.benchmark, result.budget, result.samples)
+            conditions = first.setdefault(key, run.conditions)
+            reasons = run.conditions.differences_from(conditions, result.benchmark, counts=False)
+            groups.setdefault((*key, ", ".join(["", *reasons])), []).append((n, result))
+    if not groups:
+        return None
+    rows: list[list[Cell]] = []
+    owners: list[int | None] = []
+    for (benchmark, budget, samples, reasons), members in sorted(groups.items(), key=lambda item: item[0][:3]):
+        rows.append([Cell(f"{benchmark}, up to {budget:,} tokens, {samples} samples a problem{reasons}")])
+        rows += [_evaluation_row(runs[n].name, result) for n, result in members]
+        owners += [None, *(n for n, _ in members)]
+    note = "In per cent. In brackets: 95 % intervals by bootstrap over problems. n is the number of samples."
+    header = ["model", "Avg@n", "Pass@n", "Maj@n", "tokens", "truncated"]
+    return Table("evaluations", "Evaluations", header, rows, note, runs=owners)
+
+
+def _evaluation_row(name: str, result: BenchmarkResult) -> list[Cell]:
+    several = result.samples > 1
+    return [
+        Cell(name),
+        _estimate(result.avg),
+        _estimate(result.passed.get(result.samples) if several else None),
+        _estimate(result.majority.get(result.samples) if several else None),
+        Cell(fixed(result.tokens.mean, 1), result.tokens.mean),
+        Cell(percent(result.truncated.mean), result.truncated.mean),
+    ]
+
+
+def costs(runs: Sequence[Run]) -> Table | None:
+    """Return the table of what each run took; None if no run was trained."""
+    if not any(run.steps for run in runs):
+        return None
+    spent = [run.spending for run in runs]
+    speeds = [one.ms_per_processed_token for one in spent]
+    columns: list[Column] = [
+        ("wall clock", [Cell(duration(one.seconds), one.seconds) for one in spent]),
+        ("tokens generated", [Cell(short(one.tokens_generated), one.tokens_generated) for one in spent]),
+        ("tokens processed", [Cell(short(one.tokens_processed), one.tokens_processed) for one in spent]),
+        ("EFLOPs", [Cell("–" if one.eflops is None else f"{one.eflops:.3g}", one.eflops) for one in spent]),
+        ("peak memory", [Cell(size(one.peak_bytes), one.peak_bytes) for one in spent]),
+        ("ms / processed token", [Cell(fixed(speed, 3), speed) for speed in speeds]),
+    ]
+    note = (
+        "Wall clock: the sum of the steps, without validation and saving. EFLOPs (10¹⁸ operations): an estimate, 2 for "
+        "each parameter and token of a forward plus attention; rollouts, teacher and student one forward each, the "
+        "update a backward: one forward's worth through frozen weights, two through trained ones, one more where "
+        "activations are recomputed. Peak memory: of the device, or of the process where there is none. Milliseconds: "
+        "teacher, student and update, over the tokens both roles read."
+    )
+    return _by_run("cost", "Cost", runs, columns, note)
+
+
+def _by_run(table_id: str, title: str, runs: Sequence[Run], columns: Sequence[Column], note: str) -> Table:
+    """Return a table with a row for each run, without the columns in which no run has a value."""
+    columns = [(name, cells) for name, cells in columns if any(cell.text not in ("", "–") for cell in cells)]
+    rows = [[Cell(run.name), *(cells[n] for _, cells in columns)] for n, run in enumerate(runs)]
+    return Table(table_id, title, ["run", *(name for name, _ in columns)], rows, note, runs=tuple(range(len(runs))))
+
+
+def _estimate(estimate: Estimate | None, *, sign: bool = False) -> Cell:
+    if estimate is None:
+        return Cell("–")
+    mean, low, high = map(per_cent, estimate)
+    return Cell(f"{fixed(mean, 1, sign=sign)} [{fixed(low, 1, sign=sign)}, {fixed(high, 1, sign=sign)}]", mean)
+
+
+def _first_to_last(points: Sequence[Point] | None) -> Cell:
+    if not points:
+        return Cell("–")
+    last = per_cent(points[-1][1])
+    if len(points) == 1:
+        return Cell(fixed(last, 1), last)
+    return Cell(f"{fixed(per_cent(points[0][1]), 1)} → {fixed(last, 1)}", last)
+
+
+def _at_the_end(points: Sequence[Point], scale: Callable[[float], float] = float) -> Cell:
+    values = [scale(value) for value in tail(points)]
+    if not values:
+        return Cell("–")
+    summary = summarise(values)
+    if summary.interval is None or len(values) < 3:
+        return Cell(fixed(summary.mean, 1), summary.mean)
+    low, high = summary.interval
+    return Cell(f"{fixed(summary.mean, 1)} [{fixed(low, 1)}, {fixed(high, 1)}]", summary.mean)
+
+
+def _answers(run: Run) -> list[RecordedSample]:
+    return [sample for samples in run.answers.values() for sample in samples]
+
+
+def _mean_length(run: Run) -> Cell:
+    samples = _answers(run)
+    mean = math.fsum(sample.tokens for sample in samples) / len(samples) if samples else None
+    return Cell(fixed(mean, 1), mean)
+
+
+def _truncated(run: Run) -> Cell:
+    samples = _answers(run) or run.samples
+    share = sum(sample.truncated for sample in samples) / len(samples) if samples else None
+    return Cell(percent(share), share)
+
+
+def _markers(run: Run) -> Cell:
+    datasets = list(run.answers) or list(run.markers)
+    per_1000 = density(counts for name in datasets for counts in run.markers.get(name, []))
+    return Cell(fixed(per_1000, 2), per_1000)
+
+
+def _setting(value: Any) -> Cell:
+    return Cell("" if value is None else shown(value), number(value))
