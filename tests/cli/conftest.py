@@ -1,12 +1,13 @@
-"""Runs of the real command line in processes of their own."""
+"""Runs of the command line in a folder, with a stand-in for training: in this process, or in one of their own."""
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import opasd.trainer
+from tests import commands
 from tests.processes import PATIENCE, environment
 
 STAND_IN = '''
@@ -34,27 +35,41 @@ def train(config, folder, *, resume):
         return "stopped"
     return "finished"
 
-def merge(adapter, output):
-    output.mkdir(exist_ok=True)
-    (output / "merged").write_text(str(adapter))
-
 module = types.ModuleType("opasd.trainer.session")
-module.train, module.merge = train, merge
+module.train = train
 sys.modules["opasd.trainer.session"] = module
 '''
 
 
 class CommandLine:
-    """`python -m opasd.cli` in a folder of its own, with the stand-in for training."""
+    """`opasd` in a folder of its own, with the stand-in for training."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stand_in: str = "") -> None:
         self.folder = folder
+        self.stand_in = STAND_IN + stand_in
         (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(STAND_IN)
+        (folder / "site" / "sitecustomize.py").write_text(self.stand_in)
         inherited = environment(folder / "site", COLUMNS="200")
         self.environment = {k: v for k, v in inherited.items() if k not in ("RANK", "WORLD_SIZE", "OPASD_DEBUG")}
 
+    def __call__(self, *args: str, **environment: str) -> tuple[int, str, str]:
+        """Run a command in this process; return its exit code, standard output and standard error."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "opasd.trainer.session", None)
+            exec(self.stand_in, {})
+            patch.setattr(opasd.trainer, "session", sys.modules["opasd.trainer.session"], raising=False)
+            done = commands.opasd(self.folder, *args, env=self.environment | environment)
+        return done.returncode, done.stdout, done.stderr
+
+    def refuses(self, *args: str, **environment: str) -> str:
+        """Run a command that is a mistake: exit code 2, no traceback; return its one error."""
+        code, _, errors = self(*args, **environment)
+        assert code == 2, errors
+        assert "Traceback" not in errors
+        return errors
+
     def start(self, *args: str, module: tuple[str, ...] = ("opasd.cli",), **environment: str) -> subprocess.Popen[str]:
+        """Start a command in a process of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", *module, *args],
             cwd=self.folder,
@@ -64,20 +79,13 @@ class CommandLine:
             text=True,
         )
 
-    def __call__(self, *args: str, **options: object) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
-        with self.start(*args, **options) as process:  # pyright: ignore[reportArgumentType]
+    def apart(self, *args: str, module: tuple[str, ...] = ("opasd.cli",), **environment: str) -> tuple[int, str, str]:
+        """Run a command in a process of its own; return its exit code, standard output and standard error."""
+        with self.start(*args, module=module, **environment) as process:
             output, errors = process.communicate(timeout=PATIENCE)
         return process.returncode, output, errors
 
-    def refuses(self, *args: str, **environment: str) -> str:
-        """The message of a mistake: exit code 2, no traceback, one error."""
-        code, _, errors = self(*args, **environment)
-        assert code == 2, errors
-        assert "Traceback" not in errors
-        return errors
 
-
-@pytest.fixture
-def opasd(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+@pytest.fixture(name="opasd")
+def command_line(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)

@@ -2,11 +2,24 @@
 
 import json
 
-from opasd.cli.demo import compare
+from opasd.cli.demo import METHODS, compare
 from opasd.model import merging
 
+SMALL = """
+data: {sample: 32}
+train: {per_device_train_batch_size: 4}
+rollout: {max_new_tokens: 48}
+validation: {sampling: {max_new_tokens: 48}}
+validation_data: {lab: {sample: 4}}
+"""
 
-def test_the_demo_trains_compares_and_writes(tmp_path, capsys):
+
+def test_the_demo_trains_compares_and_writes(tmp_path, tmp_path_factory, capsys, monkeypatch):
+    recipes = tmp_path_factory.mktemp("recipes")
+    for recipe in METHODS.values():
+        (recipes / f"{recipe}.yaml").write_text(f"extends: {recipe}{SMALL}")
+    small = {name: str(recipes / f"{recipe}.yaml") for name, recipe in METHODS.items()}
+    monkeypatch.setattr("opasd.cli.demo.METHODS", small)
     models = compare(tmp_path, steps=1, problems=12, seed=1)
     assert [model.name for model in models] == ["base", "OPSD", "OPASD"]
     table = capsys.readouterr().out.splitlines()

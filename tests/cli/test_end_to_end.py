@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from opasd.run.records import Records
+from tests.commands import opasd
 from tests.processes import PATIENCE, environment, run, wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
@@ -33,10 +34,6 @@ def place(tmp_path_factory):
     }  # fmt: skip
     (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
     return folder
-
-
-def opasd(place, *words, **options):
-    return run([sys.executable, "-m", "opasd.cli", *words], cwd=place, **options)
 
 
 def test_the_answer_alone_is_enough_for_a_teacher(place):
@@ -108,9 +105,9 @@ def test_a_run_killed_before_its_first_step_resumes(place):
 
 
 def test_two_processes(place):
-    run = opasd(place, "train", "tiny.yaml", "--name", "two", "--num-processes", "2",
-                "--train.gradient-accumulation-steps", "2")  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
+    words = ["train", "tiny.yaml", "--name", "two", "--num-processes", "2", "--train.gradient-accumulation-steps", "2"]
+    done = run([sys.executable, "-m", "opasd.cli", *words], cwd=place)
+    assert done.returncode == 0, done.stderr[-3000:]
     single = opasd(place, "train", "tiny.yaml", "--name", "one")
     assert single.returncode == 0
     mine, theirs = (list(Records(place / "runs" / name / "metrics.jsonl")) for name in ("one", "two"))

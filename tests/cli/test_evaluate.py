@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
 from opasd.run.folder import RunFolder
 from opasd.run.locks import hold
+from tests.commands import opasd
 from tests.evaluation.lab import make_adapter
-from tests.processes import environment, wait_until
+from tests.processes import environment, run, wait_until
 from tests.rollout.vllm.fake_server import Process
 
 SHORT = ["--samples", "2", "--problems", "12", "--max-new-tokens", "48", "--max-batch", "4", "--output", "out"]
@@ -135,7 +137,7 @@ def test_mistakes_are_explained(here: Path, capfd: pytest.CaptureFixture[str], a
 def test_help_needs_no_torch() -> None:
     code = "import sys; from opasd.cli import main\ntry: main(['evaluate', '--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'transformers', 'sympy', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", code])
     assert done.stdout.endswith("[]\n")
     assert "--benchmarks" in done.stdout
 
@@ -231,14 +233,21 @@ def test_a_folder_without_samples_takes_other_settings(here: Path, capfd: pytest
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(here: Path) -> None:
-    command = [sys.executable, "-m", "opasd.cli", "evaluate", "lab", "--problems", "40", "--output", "e"]
-    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, -1)); "
-    limited += "os.execv(sys.executable, sys.argv[1:])"
-    cut = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
+    """A limit on a file's size is the full disk that can be had here."""
+    command = ["evaluate", "lab", "--problems", "8", "--samples", "8", "--max-new-tokens", "16", "--output", "e"]
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, hard))
+    try:
+        cut = opasd(here, *command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert cut.returncode == 2, cut.stderr
     assert "e could not be written: File too large; free some space, and give the same command again" in cut.stderr
     assert "Traceback" not in cut.stderr
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (here / "e" / "samples.jsonl").exists()
+    again = opasd(here, *command)
+    assert again.returncode == 0, again.stderr
+    assert len(list(SampleFile(here / "e" / "samples.jsonl"))) == 64
 
 
 def test_template_options_are_part_of_the_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from opasd.probe import measure as probe
 from opasd.probe.measure import Probe, Reply, Trajectory
 from opasd.probe.summary import summarise
 from tests.cli.conftest import CommandLine
+from tests.processes import run
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 SHORT = ["--rollout.max-new-tokens", "48"]
@@ -382,6 +383,6 @@ def test_help_and_mistakes_need_no_torch(opasd: CommandLine):
     assert "--samples" in text
     code = "import sys; from opasd.cli import main; main(['probe', 'lab', '--problems', '0'])\n"
     code += "print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", code])
     assert done.stdout == "False\n"
     assert "--num" in opasd.refuses("probe", "lab", "--num-problems", "3")

@@ -1,9 +1,9 @@
 """`opasd report`, as it is typed."""
 
-import subprocess
 import sys
 
 from opasd.cli import main
+from tests import processes
 from tests.report.made import make_evaluation, make_run
 
 
@@ -65,4 +65,4 @@ def test_it_needs_no_torch(tmp_path):
         f"main(['report', {str(run)!r}, '--facts', 'paper', '--out', {str(tmp_path / 'o')!r}]); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert processes.run([sys.executable, "-c", code]).returncode == 0

@@ -80,9 +80,7 @@ class Sweeper(CommandLine):
     """Runs a, b, … each of whose attempts does what it is told."""
 
     def __init__(self, folder: Path, names: str) -> None:
-        super().__init__(folder)
-        site = folder / "site" / "sitecustomize.py"
-        site.write_text(site.read_text() + STAND_IN)
+        super().__init__(folder, STAND_IN)
         settings = (f"{{objective.attention_weight: 0.{number}}}" for number in range(1, 9))
         runs = ", ".join(f"{{name: {name}, set: {chosen}}}" for name, chosen in zip(names, settings, strict=False))
         (folder / "some.yaml").write_text(f"recipe: lab-short\nevaluate: {{problems: 1}}\nruns: [{runs}]\n")

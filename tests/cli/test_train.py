@@ -172,21 +172,21 @@ def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> 
     for others in ([], ["--num-processes", "3"]):
         told = opasd.refuses(*resume, *others)
         assert f"begun with --num-processes 2, this is {len(others) + 1}: a step would have other problems" in told
-    code, _, errors = opasd(*resume, "--num-processes", "2")
+    code, _, errors = opasd.apart(*resume, "--num-processes", "2")
     assert code == 0, errors
     assert (opasd.folder / "runs" / "x" / "called-1").read_text() == "3 True true"
 
 
 def test_many_processes_of_the_users_own_launch_agree_on_a_name(opasd: CommandLine) -> None:
     launch = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
-    code, _, errors = opasd("-m", "opasd.cli", "train", "lab", module=launch)
+    code, _, errors = opasd.apart("-m", "opasd.cli", "train", "lab", module=launch)
     assert code == 0, errors
     (folder,) = (opasd.folder / "runs").iterdir()
     assert {path.name for path in folder.glob("called-*")} == {"called-0", "called-1"}
 
 
 def test_a_mistake_in_many_processes_is_told_once(opasd: CommandLine) -> None:
-    code, _, errors = opasd("train", "lab", "--num-processes", "2", "--name", "x", STAND_IN="mistake")
+    code, _, errors = opasd.apart("train", "lab", "--num-processes", "2", "--name", "x", STAND_IN="mistake")
     assert code == 2
     assert errors.count("error: no such column") == 1
     assert "Traceback" not in errors
