@@ -19,6 +19,7 @@ from tests.commands import opasd
 from tests.evaluation.lab import make_adapter
 from tests.processes import environment, run, wait_until
 from tests.rollout.vllm.fake_server import Process
+from tests.rollout.vllm.test_server import released
 
 SHORT = ["--samples", "2", "--problems", "12", "--max-new-tokens", "48", "--max-batch", "4", "--output", "out"]
 
@@ -166,11 +167,11 @@ def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture
 def test_a_server_that_gives_tokens_of_no_vocabulary(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     odd = [{"model": "base", "choices": [{"token_ids": [token], "finish_reason": "stop"}]} for token in (10**12, 5000)]
     with Process() as sound, Process() as mad:
-        sound.set(delay=0.3)  # or it has answered all before the other is asked
         mad.set(faults=odd * 50)
+        sound.hold()  # or it has answered all before the other is asked
         servers = ["--server", sound.url, "--server", mad.url]
-        assert evaluate("lab", "--engine", "vllm_server", *servers, "--problems", "6", "--output", "e") == 0
-        assert mad.count("/v1/completions") > 0
+        with released(sound, once=lambda: mad.asked(1)):
+            assert evaluate("lab", "--engine", "vllm_server", *servers, "--problems", "6", "--output", "e") == 0
     drawn = list(SampleFile(here / "e" / "samples.jsonl"))
     assert len(drawn) == 6
     assert max(token for sample in drawn for token in sample.ids) < 200

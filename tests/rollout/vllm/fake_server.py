@@ -2,8 +2,9 @@
 
     python fake_server.py PORT        # 0 chooses one; prints it
 
-A completion's tokens are a function of prompt, seed and adapter alone. `POST /faults` takes a list of what goes wrong
-with the next completions, one by one; `GET /log` tells what was asked.
+A completion's tokens are a function of prompt, seed and adapter alone. `POST /set` changes the state: `faults` and
+`model_faults` say what goes wrong with the next completions and signs of life, one by one, or for ever if `lasting`;
+`held` keeps completions back. `GET /log` tells what was asked.
 """
 
 import json
@@ -20,7 +21,9 @@ STATE = {
     "faults": [],
     "model_faults": [],
     "log": [],
-    "delay": 0.0,
+    "held": False,
+    "lasting": False,
+    "hanging": 0,
     "longest": 4096,
     "runtime_lora": True,
     "busy": 0,
@@ -61,14 +64,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def note(self, what: str) -> None:
         with LOCK:
-            STATE["log"].append([time.monotonic(), what, self.headers.get("Authorization")])
+            STATE["log"].append([what, self.headers.get("Authorization")])
 
     def do_GET(self) -> None:
         if self.path == "/log":
-            return self.answer(200, {key: STATE[key] for key in ("log", "adapters", "most_busy")})
+            return self.answer(200, {key: STATE[key] for key in ("log", "adapters", "most_busy", "hanging")})
         self.note(self.path)
-        if STATE["model_faults"] and (fault := STATE["model_faults"].pop(0)):
-            return self.misbehave(fault)
+        if faults := STATE["model_faults"]:
+            return self.misbehave(faults[0] if STATE["lasting"] else faults.pop(0))
         cards = [{"id": "base", "parent": None, "max_model_len": STATE["longest"]}]
         return self.answer(200, {"data": cards + [{"id": name, "parent": "base"} for name in STATE["adapters"]]})
 
@@ -100,8 +103,8 @@ class Handler(BaseHTTPRequestHandler):
             fault = STATE["faults"].pop(0) if STATE["faults"] else None
             STATE["busy"] += 1
             STATE["most_busy"] = max(STATE["most_busy"], STATE["busy"])
-        if fault is None:
-            time.sleep(STATE["delay"])
+        while fault is None and STATE["held"]:
+            time.sleep(0.01)
         with LOCK:
             STATE["busy"] -= 1  # before the answer: with it in hand the client may send the next at once
         try:
@@ -121,7 +124,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def misbehave(self, fault: object) -> None:
         if fault == "hang":
-            time.sleep(60)
+            STATE["hanging"] += 1
+            threading.Event().wait()
         elif fault == "cut":
             self.cut(b'{"choices": [{"token_')
         elif fault == "claim":
@@ -156,14 +160,21 @@ class Process:
 
     def set(self, **values):
         body = json.dumps(values).encode()
-        urllib.request.urlopen(urllib.request.Request(f"{self.url}/set", body), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/set", body)).close()
+
+    def hold(self):
+        self.set(held=True)
+
+    def asked(self, count):
+        """Whether it was asked for so many completions."""
+        return self.count("/v1/completions") >= count
 
     def log(self):
-        with urllib.request.urlopen(f"{self.url}/log", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/log") as answer:
             return json.load(answer)
 
     def count(self, path):
-        return sum(what == path for _, what, _ in self.log()["log"])
+        return sum(what == path for what, _ in self.log()["log"])
 
     def kill(self):
         self.process.kill()
