@@ -11,7 +11,7 @@ from tests import commands
 from tests.processes import PATIENCE, environment
 
 STAND_IN = '''
-"""A stand-in for opasd.trainer.session: records how it was called and does what STAND_IN says."""
+"""Stand-ins for training and merging: they record how they were called and do what STAND_IN says."""
 import os, signal, sys, time, types
 
 def train(config, folder, *, resume):

@@ -264,7 +264,7 @@ def test_env_tells_versions_devices_and_what_is_missing(opasd: CommandLine) -> N
 
 def test_a_package_that_is_missing_is_named() -> None:
     blocked = "import sys; sys.modules['pydantic'] = None; from opasd.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", blocked, "env"]
+    command = [sys.executable, "-c", blocked, "recipes"]
     done = run(command)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith('error: the package "pydantic" is not installed; install it')
