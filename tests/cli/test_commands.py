@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,7 @@ def test_mistakes_are_explained(
     (tmp_path / "site").mkdir()
     (tmp_path / "bad.yaml").write_text("train: {max_stepz: 1}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("opasd.cli._plan.find_spec", lambda name: None if name == "bitsandbytes" else _spec(name))
+    monkeypatch.setattr("opasd.cli._preview.find_spec", lambda name: None if name == "bitsandbytes" else _spec(name))
     monkeypatch.setenv("COLUMNS", "200")
     try:
         code = cli.main(["validate", *args])
@@ -297,20 +298,20 @@ def test_errors_that_reach_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     class Strict(BaseModel):
         x: int
 
-    def raising(error: BaseException):
-        def dispatch(_: list[str]) -> int:
+    def env(action: Callable[[], object]) -> int:
+        monkeypatch.setattr("opasd.cli.env.run", lambda _: action())
+        return cli.main(["env"])
+
+    def failing(error: BaseException) -> Callable[[], object]:
+        def fail() -> None:
             raise error
 
-        return dispatch
+        return fail
 
-    monkeypatch.setattr(cli, "_dispatch", raising(KeyboardInterrupt()))
-    assert cli.main([]) == 130
-    monkeypatch.setattr(cli, "_dispatch", raising(ConfigError("what; do this")))
-    assert cli.main([]) == 2
+    assert env(failing(KeyboardInterrupt())) == 130
+    assert env(failing(ConfigError("what; do this"))) == 2
     assert capsys.readouterr().err == "error: what; do this\n"
-    monkeypatch.setattr(cli, "_dispatch", lambda _: Strict.model_validate({"x": "y"}) and 0)
-    assert cli.main([]) == 2
+    assert env(lambda: Strict.model_validate({"x": "y"})) == 2
     assert "x: " in capsys.readouterr().err
-    monkeypatch.setattr(cli, "_dispatch", raising(ValueError("a bug")))
     with pytest.raises(ValueError, match="a bug"):
-        cli.main([])
+        env(failing(ValueError("a bug")))

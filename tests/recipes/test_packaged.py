@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opasd.cli._plan import arithmetic
+from opasd.cli._preview import arithmetic
 from opasd.config import RunConfig
 from opasd.data.problems import Problem, load_problems
 from opasd.data.sets import load_set

@@ -21,11 +21,11 @@ from opasd.evaluation.benchmarks import load, packaged
 from opasd.evaluation.profiles import PROFILES
 from opasd.recipes import load_recipe
 from opasd.recipes.evaluate import EvaluateConfig
+from opasd.recipes.fields import nested, take_flags, to_flags, value_of
 from opasd.recipes.reading import parse_yaml, write_yaml
 from opasd.run.folder import check_name
 from opasd.sweep import results
 from opasd.sweep.commands import Commands, Slurm, as_shell, as_slurm, divided
-from opasd.sweep.fields import get, nested, take_flags, to_flags
 from opasd.sweep.machine import Machine
 from opasd.sweep.running import Place, differing
 from opasd.sweep.spec import Changes, Planned, Sweep, SweepFile, load_sweep, plan, read_sweep, sweep_names
@@ -184,7 +184,7 @@ def test_values_that_look_alike_have_names_of_their_own() -> None:
         ("recipe: lab\nruns: [lab]\nseeds: [-1]", "train.seed: got -1; it must be greater than or equal to 0"),
         ("recipe: lab\nruns: [lab]\nname: a/b", "x.yaml: name: got 'a/b'"),
         ("recipe: lab\ngrid: {objective.attention_weight: [1, 1.0]}", "are the same run; leave one of them out"),
-        ("recipe: lab\ngrid: {prompts.system: [none, x]}", "prompts.system: the text 'none' cannot be told from null"),
+        ("recipe: lab\ngrid: {prompts.system: [none, x]}", "prompts.system: the text 'none' reads as null"),
         ("recipe: lab\ngrid: {train.seed: [1]}\nseeds: [1]", "seeds and train.seed are both given"),
         ("runs: [{name: a}]", "no recipe; add"),
         ("runs: [base, lab]", r"run 1: base of which model\?"),
@@ -288,7 +288,7 @@ def test_several_processes_take_as_many_problems_in_a_step() -> None:
     for name, field in cases.items():
         run = load_sweep([name]).runs[0]
         four = divided(run, 4)
-        assert get(four.config, field) * 4 == get(run.config, field)
+        assert value_of(four.config, field) * 4 == value_of(run.config, field)
         train = Commands.of(four, Path("out"), 4).train
         assert train is not None
         assert train[-2:] == ["--num-processes", "4"]

@@ -1,7 +1,7 @@
 """The command line. A command is a module of this package whose name has no underscore in front.
 
-Its docstring's first line is its line in `opasd --help`, and `run(args) -> int` does the work and returns the exit
-code. Heavy imports stand inside functions, so that every `--help` is fast.
+The first line of its docstring is its line in `opasd --help`, and `run(args) -> int` does the work and returns the exit
+code. Heavy imports are inside functions, so that every `--help` is fast.
 """
 
 import difflib
@@ -10,7 +10,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from opasd.errors import ConfigError, OpasdError
@@ -30,41 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        code = _dispatch([word for word in args if word != "--debug"])
+        command, rest = _find_command([word for word in args if word != "--debug"])
+        code = command(rest)
         sys.stdout.flush()
-    except OpasdError as error:
-        if debug:
-            raise
-        code = _fail(str(error))
-    except ModuleNotFoundError as error:
-        missing = (error.name or "opasd").split(".")[0]
-        if debug or missing == "opasd":
-            raise
-        code = _fail(f'the package "{missing}" is not installed; install it, or opasd again with all that it needs')
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail too
         code = BROKEN_PIPE
-    except OSError as error:
-        if debug or error.filename is None or error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+    except Exception as error:
+        message = None if debug else _message(error)
+        if message is None:
             raise
-        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-        shown = name if len(name) <= 200 else f"{name[:200]}…"
-        code = _fail(
-            f"{shown} cannot be read or written ({error.strerror}); give another path, or the right to this one"
-        )
-    except ValueError as error:
-        # Only pydantic's own error is a user's mistake; importing pydantic here would slow `opasd --help` down.
-        if debug or type(error).__name__ != "ValidationError" or "pydantic" not in sys.modules:
-            raise
-        from pydantic import ValidationError
-
-        from opasd.recipes.checking import explain
-
-        if not isinstance(error, ValidationError):
-            raise
-        code = _fail("the configuration is wrong:\n" + "\n".join(f"  {line}" for line in explain(error)))
+        if os.environ.get("RANK", "0") == "0":
+            sys.stdout.flush()
+            sys.stderr.write(f"error: {message}\n")
+        code = USER_MISTAKE
     if "OPASD_MEETING" in os.environ:
         from opasd.cli._processes import report_exit
 
@@ -72,38 +53,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _dispatch(args: list[str]) -> int:
-    commands = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+def _find_command(args: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
+    """Return the function that the first word names, and the other words."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     if not args or args[0] in ("-h", "--help", "help"):
-        _print_help(commands)
-        return 0 if args else USER_MISTAKE
+        return lambda _: _print_help(names, asked=bool(args)), []
     name, rest = args[0], args[1:]
     if name == "--version":
-        sys.stdout.write(f"opasd {metadata.version('opasd')}\n")
-        return 0
-    if name not in commands:
-        close = difflib.get_close_matches(name, commands, 1, 0.5)
+        return _print_version, rest
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "see opasd --help."
-        raise ConfigError(f'no command "{name[:60]}"; {hint} The commands are {", ".join(commands)}')
-    return importlib.import_module(f"opasd.cli.{name}").run(rest)
+        raise ConfigError(f'no command "{name[:60]}"; {hint} The commands are {", ".join(names)}')
+    return importlib.import_module(f"opasd.cli.{name}").run, rest
 
 
-def _print_help(commands: list[str]) -> None:
+def _message(error: Exception) -> str | None:
+    """Return what the user did wrong, or None for an error of ours."""
+    if isinstance(error, OpasdError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "opasd").split(".")[0]
+        if missing != "opasd":
+            return f'the package "{missing}" is not installed; install it, or opasd again with all that it needs'
+    if isinstance(error, OSError) and error.filename is not None:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            name = name if len(name) <= 200 else f"{name[:200]}…"
+            return f"{name} cannot be read or written ({error.strerror}); give another path, or the right to this one"
+    # Importing pydantic for every error would slow `opasd --help` down.
+    if type(error).__name__ == "ValidationError" and "pydantic" in sys.modules:
+        from pydantic import ValidationError
+
+        from opasd.recipes.checking import explain
+
+        if isinstance(error, ValidationError):
+            return "the configuration is wrong:\n" + "\n".join(f"  {line}" for line in explain(error))
+    return None
+
+
+def _print_version(_: list[str]) -> int:
+    sys.stdout.write(f"opasd {metadata.version('opasd')}\n")
+    return 0
+
+
+def _print_help(commands: list[str], *, asked: bool) -> int:
     lines = ["usage: opasd COMMAND ...", "", "On-policy attention self-distillation.", "", "commands:"]
     for name in commands:
         about = (importlib.import_module(f"opasd.cli.{name}").__doc__ or "").strip().splitlines()[0]
         lines.append(f"  {name:<10} {about}")
     lines += [
         "",
-        "opasd COMMAND --help tells more. First steps: opasd validate lab, then opasd train lab.",
+        "opasd COMMAND --help says more. First steps: opasd validate lab, then opasd train lab.",
         "",
         EXIT_CODES,
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _fail(message: str) -> int:
-    if os.environ.get("RANK", "0") == "0":
-        sys.stdout.flush()
-        sys.stderr.write(f"error: {message}\n")
-    return USER_MISTAKE
+    return 0 if asked else USER_MISTAKE

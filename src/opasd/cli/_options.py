@@ -1,31 +1,29 @@
 """Command line ─► RunConfig: every field of the configuration as a flag, with tyro.
 
-tyro only parses and prints help: it hands back plain mappings, and one place (`recipes.checking`) checks values, so a
-mistake in a file and one in a flag read the same. Keys of free mappings are flags too: `--train.extra.optim sgd`.
+tyro only parses flags and prints help: it returns plain mappings, and `recipes.checking` checks the values, so that a
+mistake in a file and one in a flag have the same message. Keys of mappings are flags too: `--train.extra.optim sgd`.
 """
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from opasd.config import DataConfig, RunConfig, Section
-from opasd.recipes import Recipe, laid_over, load_recipe, merged
+from opasd.config import RunConfig
+from opasd.recipes import Recipe, laid_over, load_recipe
 from opasd.recipes.checking import as_section, leaves, to_config
-from opasd.recipes.reading import parse_value
+from opasd.recipes.fields import nested, take_flags
 
 _LEAVES = {"--" + ".".join(path).replace("_", "-"): annotation for path, annotation in leaves()}
-_MAPPINGS = {flag + ".": flag[2:].replace("-", "_").split(".") for flag, a in _LEAVES.items() if get_origin(a) is dict}
 _REGISTRY = ConstructorRegistry()
 
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """What the commands that take a configuration have in common."""
+    """The options of every command that takes a configuration."""
 
     source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE_OR_FILE]")] = None
     """A recipe's name (see `opasd recipes`) or a YAML file. Unset: the defaults of every field."""
@@ -38,13 +36,13 @@ Options = TypeVar("Options", bound=ConfigOptions)
 def parse(
     kind: type[Options], args: list[str], *, prog: str, about: str, base: RunConfig | None = None
 ) -> tuple[Options, Recipe, RunConfig]:
-    """The command's own options, the recipe that was named and the configuration with all flags laid over it.
+    """Return the command's own options, the named recipe, and its configuration with all flags laid over it.
 
     With `base` the flags are laid over that instead.
     """
     source = args[0] if args and not args[0].startswith("-") else None
     options, recipe, config = _parse(kind, args, source, prog, about, base)
-    if options.source != source:  # it stands behind a flag
+    if options.source != source:  # it comes after a flag
         options, recipe, config = _parse(kind, args, options.source, prog, about, base)
     return options, recipe, config
 
@@ -54,9 +52,9 @@ def _parse(
 ) -> tuple[Options, Recipe, RunConfig]:
     recipe = load_recipe(source)
     below = recipe.config() if base is None else base
-    rest, free = _take_mappings(args)
-    if free:
-        below = to_config(laid_over(below.model_dump(), free), "command line")
+    rest, settings = take_flags(args, {"": RunConfig}, only_keys=True)
+    if settings[""]:
+        below = to_config(laid_over(below.model_dump(), nested(settings[""])), "command line")
     options = tyro.cli(
         kind,
         args=list(_tidy(rest)),
@@ -87,45 +85,8 @@ def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     return StructConstructorSpec(instantiate=dict, fields=tuple(fields))
 
 
-def _take_mappings(args: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without those that set a key of a free mapping, and these as a nested mapping."""
-    rest: list[str] = []
-    found: dict[str, Any] = {}
-    waiting = list(args)
-    while waiting:
-        word = waiting.pop(0)
-        flag, equals, text = word.partition("=")
-        start = next((start for start in _MAPPINGS if flag.replace("_", "-").startswith(start)), None)
-        key = flag[len(start) :] if start else ""
-        if start is None or not key:
-            rest.append(word)
-            continue
-        if not equals:
-            text = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
-        name, *inner = key.split(".") if start == "--validation-data." else [key]
-        inner = [part.replace("-", "_") for part in inner]
-        value: Any = parse_value(text)
-        if (members := _members(DataConfig, inner)) - {NoneType} == {str} and not isinstance(value, str):
-            value = None if value is None and NoneType in members else text
-        nested: Any = value
-        for part in reversed([*_MAPPINGS[start], name, *inner]):
-            nested = {part: nested}
-        found = merged(found, nested)
-    return rest, found
-
-
-def _members(section: type[Section], path: list[str]) -> set[Any]:
-    """The types that a field of a section may have; none for what is no field."""
-    kind: Any = section
-    for part in path:
-        inner = as_section(kind)
-        known = inner.model_fields.get(part) if inner else None
-        kind = known.annotation if known else None
-    return set(get_args(kind)) or {kind}
-
-
 def _tidy(args: list[str]) -> Iterable[str]:
-    """`--train.bf16 true` as tyro's `--train.bf16`; YAML's null, true and false as Python's words where they fit."""
+    """Yield `--train.bf16 true` as tyro's `--train.bf16`, and YAML's null, true and false as Python's words."""
     waiting = list(args)
     while waiting:
         word = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""Many processes: which one this is, how they agree on the run's folder, and how `--num-processes` starts them."""
+"""Several processes: which one this is, how they agree on the run's folder, how `--num-processes` starts them."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Processes:
 
     @classmethod
     def current(cls) -> "Processes":
-        """As torchrun, accelerate and deepspeed tell it."""
+        """Read rank and world size as torchrun, accelerate and deepspeed set them."""
         try:
             return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
         except ValueError:
@@ -37,7 +37,7 @@ class Processes:
         return self.rank == 0
 
     def join(self) -> None:
-        """Say that this process is there, and let processes without an accelerator work together over gloo."""
+        """Register this process for signals, and let processes without an accelerator work together over gloo."""
         if folder := os.environ.get(_MEETING):
             Path(folder, f"{self.rank}.pid").write_text(str(os.getpid()))
         if self.world > 1:
@@ -46,18 +46,21 @@ class Processes:
             if not torch.accelerator.is_available():
                 os.environ["ACCELERATE_USE_CPU"] = "true"  # without it accelerate sees several separate runs
 
-    def tell(self, folder: Path | None) -> None:
-        """The first process names the folder it has made, or None when it could not."""
+    def announce(self, folder: Path | None) -> None:
+        """Tell the other processes the folder that the first one has made, or None if it could not make one."""
         if self.world > 1 and _has_store():
             _store().set(_key(), json.dumps(None if folder is None else str(folder.absolute())))
 
-    def hear(self, expected: Path | None, ready: Callable[[Path], bool]) -> Path | None:
-        """The other processes wait for the folder; None when there will be none."""
+    def wait_for_folder(self, expected: Path | None, ready: Callable[[Path], bool]) -> Path | None:
+        """Wait until the first process has announced its folder and return it, or None if there will be none.
+
+        Without torchrun's store, wait until the `expected` folder is `ready`.
+        """
         if _has_store():
             answer = json.loads(_store().get(_key()))
             return None if answer is None else Path(answer)
         if expected is None:
-            raise ConfigError("this launcher lets processes not agree on a name; give --name")
+            raise ConfigError("this launcher has no store in which processes can agree on a name; give --name")
         for _ in range(_WAIT_S * 5):
             if ready(expected):
                 return expected

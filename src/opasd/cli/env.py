@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import sys
 from typing import Any
@@ -27,36 +28,29 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="opasd env", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(args)
-    found = describe()
+    installed = versions()
+    about: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": installed,
+        "devices": _devices(),
+        "missing": {name: use for name, use in NEEDED_FOR.items() if installed.get(name) is None},
+    }
     if options.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(about, indent=2) + "\n")
         return 0
-    lines = [f"{'python':<13} {found['python']} on {found['platform']}"]
-    lines += [f"{name:<13} {version}" for name, version in found["versions"].items() if version]
+    lines = [f"{'python':<13} {about['python']} on {about['platform']}"]
+    lines += [f"{name:<13} {version}" for name, version in installed.items() if version]
     lines += ["", "devices"]
-    for device in found["devices"]:
+    for device in about["devices"]:
         memory = f", {device['free_gb']:.1f} of {device['memory_gb']:.1f} GB free" if "memory_gb" in device else ""
         lines.append(f"  {device['name']}{memory}")
-    lines += ["", "not installed, needed only for", *(f"  {name:<13} {use}" for name, use in found["missing"].items())]
+    lines += ["", "not installed, needed only for", *(f"  {name:<13} {use}" for name, use in about["missing"].items())]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
-def describe() -> dict[str, Any]:
-    """Versions, devices with their memory, and what is missing for what."""
-    found = versions()
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": found,
-        "devices": _devices(),
-        "missing": {name: use for name, use in NEEDED_FOR.items() if found.get(name) is None},
-    }
-
-
 def _devices() -> list[dict[str, Any]]:
-    import os
-
     try:
         import torch
     except ImportError as error:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from opasd.cli._options import ConfigOptions, parse
-from opasd.cli._plan import check
+from opasd.cli._preview import check
 from opasd.cli._processes import Processes
 from opasd.config import RunConfig
 from opasd.errors import ConfigError

@@ -46,7 +46,7 @@ def run(args: list[str]) -> int:
     """The command."""
     from opasd.config import RunConfig
     from opasd.recipes.evaluate import EvaluateConfig
-    from opasd.sweep.fields import take_flags
+    from opasd.recipes.fields import take_flags
 
     rest, fields = take_flags(args, {"": RunConfig, "evaluate.": EvaluateConfig})
     options = _parser().parse_args(rest)
@@ -93,7 +93,7 @@ def _check_evaluations(sweep: "Sweep") -> None:
 
 
 def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str) -> int:
-    from opasd.cli._plan import plan
+    from opasd.cli._preview import preview
     from opasd.run.locks import hold
     from opasd.sweep.machine import Machine
     from opasd.sweep.running import Place, Sweeping
@@ -105,7 +105,7 @@ def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tupl
         return _finish(sweep, places, folder, {}, as_json=options.json)
     for place in chosen:
         place.check()
-        errors = [] if place.run.evaluate_only else plan(place.run.config, processes)["errors"]
+        errors = [] if place.run.evaluate_only else preview(place.run.config, processes)["errors"]
         if errors and not place.trained():
             raise ConfigError(f"{place.run.name} cannot run:\n  " + "\n  ".join(errors))
     for source in options.reuse:

@@ -8,20 +8,23 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from opasd.cli import EXIT_CODES, STOPPED, USER_MISTAKE
 from opasd.cli._options import ConfigOptions, parse
-from opasd.cli._plan import check
+from opasd.cli._preview import check
 from opasd.cli._processes import Processes, relaunch
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, OpasdError
-from opasd.recipes.checking import leaves
+from opasd.progress import say
+from opasd.recipes import Recipe
+from opasd.recipes.fields import differing_fields
 from opasd.run.folder import RunFolder, check_name, run_name
 from opasd.run.locks import hold, in_use
 
@@ -30,11 +33,10 @@ HARMLESS = (
     "saved_samples", "validation.every", "objective.token.chunk_tokens", "objective.attention.chunk_queries",
     "rollout.servers", "rollout.drift", "rollout.vllm.memory_share", "rollout.vllm.cache_bytes", "rollout.vllm.sleep",
 )  # fmt: skip
-"""What may change when a run is continued, fields and whole sections: nothing that alters what a step computes."""
-
+"""Fields and whole sections that may change when a run is resumed: none of them alters what a step computes."""
 
 _TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
-"""What a run leaves as soon as it has done something."""
+"""Files that a run writes as soon as it has done a step."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,7 @@ class TrainOptions(ConfigOptions):
 def run(args: list[str]) -> int:
     """The command."""
     processes = Processes.current()
-    resumed = _value_of("--resume", args)
-    if resumed is not None and not resumed.strip():
-        raise ConfigError(f"--resume: got {resumed!r}; give the run's folder, such as runs/NAME, or leave --resume out")
-    earlier = RunFolder.open(Path(resumed)) if resumed else None
+    earlier = _run_to_resume(args)
     options, recipe, config = parse(
         TrainOptions, args, prog="opasd train", about=f"{__doc__}\n{EXIT_CODES}", base=earlier and earlier.config
     )
@@ -65,94 +64,122 @@ def run(args: list[str]) -> int:
         check_changes(earlier.config, config)
         if earlier.has_ended(config.train.max_steps):
             if processes.first:
-                sys.stderr.write(f"finished: {earlier.path / 'final'}\n")
+                say(f"finished: {earlier.path / 'final'}")
             return 0
+    _check(options.num_processes, recipe, config, processes, earlier)
+    name = config.name or run_name(recipe.name)
+    if earlier is None:
+        check_name(name)
+    count = options.num_processes or processes.world
+    if count > processes.world:
+        return _launch(args, count, config, name, earlier)
+    processes.join()
+    with _run_folder(processes, config, name, earlier) as folder:
+        if folder is None:
+            return USER_MISTAKE
+        from opasd.trainer.session import train
+
+        outcome = train(folder.config, folder.path, resume=earlier is not None)
+    if not processes.first:
+        return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
+    if outcome == "stopped":
+        again = shlex.quote(str(folder.path)) + (f" --num-processes {processes.world}" if processes.world > 1 else "")
+        say(f"stopped by a signal, checkpoint saved; continue with: opasd train --resume {again}")
+        return STOPPED
+    say(f"finished: {folder.path / 'final'}")
+    return 0
+
+
+def _run_to_resume(args: list[str]) -> RunFolder | None:
+    """Return the folder that --resume names; its configuration is what other flags are laid over."""
+    path = _flag_value("--resume", args)
+    if path is None:
+        return None
+    if not path.strip():
+        raise ConfigError(f"--resume: got {path!r}; give the run's folder, such as runs/NAME, or leave --resume out")
+    return RunFolder.open(Path(path))
+
+
+def _check(
+    count: int | None, recipe: Recipe, config: RunConfig, processes: Processes, earlier: RunFolder | None
+) -> None:
+    """Refuse what cannot run, before anything heavy is loaded, and print warnings."""
     if recipe.evaluate_only:
         model = shlex.quote(config.model.name_or_path)
         raise ConfigError(f"{recipe.name} is for evaluation, nothing is trained; use `opasd evaluate {model}`")
-    count = options.num_processes
     if count is not None and count < 1:
         raise ConfigError(f"--num-processes: got {count}; give 1 or more")
     if count is not None and processes.world > 1 and count != processes.world:
         raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
     for warning in check(config, count or processes.world):
-        if processes.first and count in (None, 1):  # else those that are launched tell it
-            sys.stderr.write(f"warning: {warning}\n")
+        if processes.first and count in (None, 1):  # otherwise the launched processes print it
+            say(f"warning: {warning}")
     if earlier is not None:
         earlier.check_processes(count or processes.world)
-    name = config.name or run_name(recipe.name)
-    if earlier is None:
-        check_name(name)
-    if count is not None and count > 1 and processes.world == 1:
-        if earlier is None and os.path.lexists(path := Path(config.output_dir).expanduser() / name):
-            raise ConfigError(f"{path} exists and a run is never overwritten; use --resume {path} or another --name")
-        rest = _without("--num-processes", args)
-        return relaunch(rest if config.name or earlier else [*rest, "--name", name], count)
-    return _train(processes, config, name, earlier)
 
 
-def _train(processes: Processes, config: RunConfig, name: str, earlier: RunFolder | None) -> int:
-    processes.join()
-    with ExitStack() as held:
+def _launch(args: list[str], count: int, config: RunConfig, name: str, earlier: RunFolder | None) -> int:
+    """Run the same command in `count` processes, which must agree on the run's name."""
+    if earlier is None and os.path.lexists(path := Path(config.output_dir).expanduser() / name):
+        raise ConfigError(f"{path} exists and a run is never overwritten; use --resume {path} or another --name")
+    rest = _without_flag("--num-processes", args)
+    return relaunch(rest if config.name or earlier else [*rest, "--name", name], count)
+
+
+@contextmanager
+def _run_folder(
+    processes: Processes, config: RunConfig, name: str, earlier: RunFolder | None
+) -> Iterator[RunFolder | None]:
+    """Hold the run's folder, and undo the first process's changes if a mistake is found before the first step.
+
+    Yield None in the other processes if the first one could not make the folder.
+    """
+    with ExitStack() as lock:
         if processes.first:
             try:
-                folder = _folder(config, name, earlier, held)
+                folder = _enter_folder(config, name, earlier, lock)
             except OpasdError:
-                processes.tell(None)
+                processes.announce(None)
                 raise
-            processes.tell(folder.path)
-            path, config = folder.path, folder.config
-            sys.stderr.write(f"run folder: {path}\n")
+            processes.announce(folder.path)
+            say(f"run folder: {folder.path}")
         else:
             known = earlier.path if earlier else Path(config.output_dir).expanduser() / name if config.name else None
-            heard = processes.hear(known, in_use)
-            if heard is None:
-                return USER_MISTAKE
-            path = heard
-        from opasd.trainer import session as training
-
-        before = _traces(path)
+            path = processes.wait_for_folder(known, in_use)
+            folder = None if path is None else RunFolder(path, config)
+        before = _traces(folder)
         try:
-            outcome = training.train(config, path, resume=earlier is not None)
+            yield folder
         except OpasdError:
-            # A mistake found before the first step must not use the name up; other processes may still look into it.
-            if processes.world == 1 and earlier is None and not _traces(path):
-                shutil.rmtree(path, ignore_errors=True)
-            # Nor must one found before a run goes on change how it goes on the next time.
-            if processes.first and earlier is not None and _traces(path) == before:
+            # A new run's name can be used again, unless other processes may still look into the folder.
+            if folder and processes.world == 1 and earlier is None and not _traces(folder):
+                shutil.rmtree(folder.path, ignore_errors=True)
+            # A resumed run keeps the configuration that it had.
+            if processes.first and earlier is not None and _traces(folder) == before:
                 earlier.undo_continued()
             raise
-    if not processes.first:
-        return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
-    if outcome == "stopped":
-        again = shlex.quote(str(path)) + (f" --num-processes {processes.world}" if processes.world > 1 else "")
-        sys.stderr.write(f"stopped by a signal, checkpoint saved; continue with: opasd train --resume {again}\n")
-        return STOPPED
-    sys.stderr.write(f"finished: {path / 'final'}\n")
-    return 0
 
 
-def _traces(path: Path) -> list[tuple[str, int]]:
-    """What a run leaves once it has begun, with sizes."""
-    found = (one for trace in _TRACES for one in path.glob(trace))
-    return sorted((one.name, one.stat().st_size) for one in found)
-
-
-def _folder(config: RunConfig, name: str, earlier: RunFolder | None, held: ExitStack) -> RunFolder:
+def _enter_folder(config: RunConfig, name: str, earlier: RunFolder | None, lock: ExitStack) -> RunFolder:
     command = ["opasd", *sys.argv[1:]]
     if earlier is None:
         folder = RunFolder.create(config, name, command=command)
-        held.enter_context(hold(folder.path, "run"))
+        lock.enter_context(hold(folder.path, "run"))
         return folder
-    held.enter_context(hold(earlier.path, "run"))
+    lock.enter_context(hold(earlier.path, "run"))
     return earlier.continued(config, command=command)
 
 
+def _traces(folder: RunFolder | None) -> list[tuple[str, int]]:
+    """Return the names and sizes of the files that a run leaves once it has begun."""
+    paths = (path for pattern in _TRACES for path in folder.path.glob(pattern)) if folder else ()
+    return sorted((path.name, path.stat().st_size) for path in paths)
+
+
 def check_changes(old: RunConfig, new: RunConfig) -> None:
-    """Refuse to continue a run with a configuration under which its earlier steps would have been others."""
-    moved = _moved_back(old, new)
-    changed = [".".join(path) for path, _ in leaves() if _at(old, path) != _at(moved, path)]
-    if refused := [path for path in changed if not any(f"{path}.".startswith(f"{name}.") for name in HARMLESS)]:
+    """Refuse to resume a run with a configuration that would have changed its earlier steps."""
+    changed = differing_fields(old, _moved_back(old, new))
+    if refused := [field for field in changed if not any(f"{field}.".startswith(f"{name}.") for name in HARMLESS)]:
         raise ConfigError(
             f"--resume with a changed {', '.join(refused)} would mix two runs; only {', '.join(HARMLESS)} may change, "
             "and where model and data lie that were moved under their old names. Start a new run for anything else"
@@ -171,7 +198,7 @@ def check_changes(old: RunConfig, new: RunConfig) -> None:
 
 
 def _moved_back(old: RunConfig, new: RunConfig) -> RunConfig:
-    """`new` with model and data where `old` has them, if they are the same or gone from there, and named as before."""
+    """Return `new` with the old paths of model and data where the new ones are the same file or folder, moved."""
 
     def back(before: str, now: str) -> str:
         now_full = os.path.expanduser(now)
@@ -190,24 +217,21 @@ def _moved_back(old: RunConfig, new: RunConfig) -> RunConfig:
     return new.model_copy(update=changes)
 
 
-def _at(config: RunConfig, path: tuple[str, ...]) -> Any:
-    value: Any = config
-    for key in path:
-        value = getattr(value, key)
-    return value
-
-
-def _value_of(flag: str, args: list[str]) -> str | None:
-    for place, word in enumerate(args):
+def _flag_value(flag: str, args: list[str]) -> str | None:
+    for index, word in enumerate(args):
         if word.startswith(f"{flag}="):
             return word.partition("=")[2]
-        if word == flag and place + 1 < len(args):
-            return args[place + 1]
+        if word == flag and index + 1 < len(args):
+            return args[index + 1]
     return None
 
 
-def _without(flag: str, args: list[str]) -> list[str]:
-    rest = list(args)
-    while place := next((i + 1 for i, word in enumerate(rest) if word.replace("_", "-").split("=")[0] == flag), 0):
-        del rest[place - 1 : place + (0 if "=" in rest[place - 1] else 1)]
+def _without_flag(flag: str, args: list[str]) -> list[str]:
+    rest, words = [], iter(args)
+    for word in words:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if name != flag:
+            rest.append(word)
+        elif not equals:
+            next(words, None)
     return rest

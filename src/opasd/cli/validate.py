@@ -1,7 +1,7 @@
-"""Show what a configuration comes to, in under a second and without loading anything.
+"""Show what a configuration would do, in under a second and without loading anything.
 
-Prints the resolved configuration, the batch arithmetic, what will be loaded from where, and what cannot work (exit
-code 2). Takes what `opasd train` takes.
+Prints the resolved configuration, the batch arithmetic, what is loaded from where, and what forbids to start (exit
+code 2). Takes the flags of `opasd train`.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from opasd.cli import USER_MISTAKE
 from opasd.cli._options import ConfigOptions, parse
-from opasd.cli._plan import plan
+from opasd.cli._preview import preview
 from opasd.cli._processes import Processes
 from opasd.config import RunConfig
 from opasd.errors import ConfigError, OpasdError
@@ -24,7 +24,7 @@ class ValidateOptions(ConfigOptions):
     """The command's own options."""
 
     num_processes: int | None = None
-    """Reckon with this many processes. Unset: one."""
+    """Count with this many processes. Unset: one."""
     json: bool = False
     """Print one JSON object instead."""
 
@@ -43,22 +43,23 @@ def run(args: list[str]) -> int:
             raise
         sys.stdout.write(json.dumps({"errors": [str(error)]}) + "\n")
         return USER_MISTAKE
-    found = plan(config, count)
+    result = preview(config, count)
     if options.json:
         about = {"recipe": recipe.name, "description": recipe.description, "expects": recipe.expects}
         about |= {"evaluate": recipe.evaluate, "evaluate_only": recipe.evaluate_only}
-        sys.stdout.write(json.dumps(about | {"config": config.model_dump(mode="json")} | found, indent=2) + "\n")
-        return USER_MISTAKE if found["errors"] else 0
-    sys.stdout.write(_page(config, found))
+        sys.stdout.write(json.dumps(about | {"config": config.model_dump(mode="json")} | result, indent=2) + "\n")
+        return USER_MISTAKE if result["errors"] else 0
+    sys.stdout.write(_page(config, result))
     if recipe.evaluate_only:
         sys.stdout.write("# nothing is trained: the model is evaluated as it is\n")
-    if found["errors"]:
-        raise ConfigError("this cannot run:\n  " + "\n  ".join(found["errors"]))
+    if result["errors"]:
+        raise ConfigError("this cannot run:\n  " + "\n  ".join(result["errors"]))
     return 0
 
 
-def _page(config: RunConfig, found: dict[str, Any]) -> str:
-    batch = found["batch"]
+def _page(config: RunConfig, result: dict[str, Any]) -> str:
+    """Return the configuration as YAML, with the rest in comments."""
+    batch = result["batch"]
     train, rollout = config.train, config.rollout
     epochs = "unknown: only jsonl files and samples are counted here"
     if batch["epochs_at_least"] is not None:
@@ -75,12 +76,12 @@ def _page(config: RunConfig, found: dict[str, Any]) -> str:
         "checkpoints": f"{batch['checkpoints']}, of which {batch['checkpoints_kept']} kept",
         "validations": str(batch["validations"]),
     }
-    loads = {"model": found["loads"]["model"], "data": found["loads"]["data"]}
-    loads |= {f"validation {name}": data for name, data in found["loads"]["validation_data"].items()}
+    loads = {"model": result["loads"]["model"], "data": result["loads"]["data"]}
+    loads |= {f"validation {name}": data for name, data in result["loads"]["validation_data"].items()}
     text = write_yaml(config.model_dump())
     text += "\n# batch arithmetic\n" + "".join(f"#   {name:<18} {value}\n" for name, value in rows.items())
     text += "# what is loaded\n" + "".join(f"#   {name:<18} {_source(load)}\n" for name, load in loads.items())
-    return text + "".join(f"# warning: {warning}\n" for warning in found["warnings"])
+    return text + "".join(f"# warning: {warning}\n" for warning in result["warnings"])
 
 
 def _source(load: dict[str, Any]) -> str:

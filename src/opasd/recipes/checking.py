@@ -2,7 +2,7 @@
 
 import difflib
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
@@ -46,6 +46,19 @@ def as_section(annotation: Any) -> type[Section] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
+def types_along(parts: Sequence[str], root: type[Section] = RunConfig) -> list[Any]:
+    """Return the types of the root and of each part of a key path below it; None from an unknown part on."""
+    types: list[Any] = [root]
+    for part in parts:
+        kind = types[-1]
+        if section := as_section(kind):
+            known = section.model_fields.get(part)
+            types.append(known.annotation if known else None)
+        else:
+            types.append(get_args(kind)[1] if get_origin(kind) is dict else None)
+    return types
+
+
 def suggestion(key: str, section: type[Section], prefix: tuple[str, ...] = (), root: type[Section] = RunConfig) -> str:
     """`did you mean …?` with a key of the same section or the same key of another, else the section's keys."""
     if near := difflib.get_close_matches(key, section.model_fields, 1, 0.6):
@@ -59,22 +72,12 @@ def suggestion(key: str, section: type[Section], prefix: tuple[str, ...] = (), r
 
 
 def _locate(loc: tuple[int | str, ...], root: type[Section]) -> tuple[tuple[str, ...], type[Section], Any]:
-    """The key path of an error, without the branches of a union, the section it is in and the type it should have."""
-    keys: list[str] = []
-    section, annotation = root, root
-    for part in loc:
-        if get_origin(annotation) is dict:
-            keys.append(str(part))
-            annotation = get_args(annotation)[1]
-        elif here := as_section(annotation):
-            keys.append(str(part))
-            section, field = here, here.model_fields.get(str(part))
-            if field is None:
-                break
-            annotation = field.annotation
-        else:
-            break
-    return tuple(keys), section, annotation
+    """Return the key path of an error without the branches of a union, its section, and the type it should have."""
+    parts = tuple(map(str, loc))
+    types = [kind for kind in types_along(parts, root) if kind is not None]
+    sections = [section for kind in types[: len(parts)] if (section := as_section(kind))]
+    is_unknown_key = len(types) <= len(parts) and as_section(types[-1]) is not None
+    return parts[: len(types) - 1 + is_unknown_key], sections[-1] if sections else root, types[-1]
 
 
 def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotation: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opasd.errors import ConfigError
 from opasd.recipes.evaluate import template_option
-from opasd.sweep.fields import get, to_flags
+from opasd.recipes.fields import to_flags, value_of
 from opasd.sweep.spec import EVALUATION, Planned, Sweep
 
 _BATCH = "train.per_device_train_batch_size"
@@ -47,7 +47,7 @@ def divided(run: Planned, processes: int) -> Planned:
         return run
     train = run.config.train
     for field in (_ACCUMULATION, _BATCH):
-        value = get(run.config, field)
+        value = value_of(run.config, field)
         if value % processes == 0:
             changed = train.model_copy(update={field.split(".")[1]: value // processes})
             config = run.config.model_copy(update={"train": changed})

@@ -16,11 +16,11 @@ from opasd.analysis.curves import curve, number
 from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.comparability import sampling_key
 from opasd.evaluation.statistics import Estimate, macro_average
+from opasd.recipes.fields import value_of
 from opasd.report.summary import LAST, summary_table
 from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
 from opasd.rounding import fixed, per_cent
 from opasd.run.records import Records
-from opasd.sweep.fields import get
 from opasd.sweep.running import Place, differing
 from opasd.sweep.spec import SEED, Planned, Sweep, TableConfig, safe, short_names, shown
 
@@ -231,7 +231,7 @@ def _what_differs(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, list[Cel
 
     def cells(name: str) -> list[Cell]:
         shows = [not row.run.evaluate_only or name == "model.name_or_path" for row in rows]
-        values = [get(row.run.config, name) for row, own in zip(rows, shows, strict=True) if own]
+        values = [value_of(row.run.config, name) for row, own in zip(rows, shows, strict=True) if own]
         texts = in_short([shown(value) for value in values])
         told = iter([Cell(text, number(value)) for text, value in zip(texts, values, strict=True)])
         return [next(told) if own else Cell("–") for own in shows]

@@ -27,14 +27,13 @@ from typing import Any, Literal
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.progress import StatusLine, clock
-from opasd.recipes.checking import leaves
+from opasd.recipes.fields import differing_fields, value_of
 from opasd.run.folder import RunFolder, with_absolute_paths
 from opasd.run.locks import in_use
 from opasd.sweep.commands import Commands
-from opasd.sweep.fields import get
 from opasd.sweep.logs import beside_strangers, last_words, tail
 from opasd.sweep.machine import Machine
-from opasd.sweep.spec import EVALUATION, Planned
+from opasd.sweep.spec import EVALUATION, OURS, Planned
 
 Stage = Literal["train", "evaluate"]
 MISTAKE, STOPPED = 2, 75
@@ -169,7 +168,7 @@ class Place:
         if self.begun() and not self.run.evaluate_only:
             there = RunFolder.open(self.path).config
             if changed := differing(there, with_absolute_paths(self.run.config)):
-                told = ", ".join(f"{name} {get(there, name)!r:.40}" for name in changed[:5])
+                told = ", ".join(f"{name} {value_of(there, name)!r:.40}" for name in changed[:5])
                 raise ConfigError(
                     f"{self.path} was made with other settings ({told}); give the same ones, or another --output"
                 )
@@ -200,8 +199,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def differing(first: RunConfig, second: RunConfig) -> list[str]:
     """The fields in which two configurations differ, apart from where the run lies."""
-    names = (".".join(path) for path, _ in leaves())
-    return [name for name in names if name not in ("name", "output_dir") and get(first, name) != get(second, name)]
+    return [name for name in differing_fields(first, second) if name not in OURS]
 
 
 @dataclass

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
@@ -28,11 +29,11 @@ from opasd.errors import ConfigError
 from opasd.evaluation.profiles import Profile, requested_profile
 from opasd.evaluation.targets import LAB
 from opasd.recipes import Recipe, laid_over, load_recipe, merged, recipe_names
-from opasd.recipes.checking import explain, to_config
+from opasd.recipes.checking import as_section, explain, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
+from opasd.recipes.fields import Settings, field_type, nested, section_error
 from opasd.recipes.reading import parse_value, read_yaml
 from opasd.run.folder import check_name
-from opasd.sweep.fields import NO_TEXT, Settings, check_value, nested
 
 FILES = Path(__file__).parent / "files"
 BASE = "base"
@@ -41,6 +42,10 @@ EVALUATION = ".evaluation"
 """End of the name of a run's evaluation folder, which lies beside the run's."""
 RESERVED = ("logs", "state", "tables", "report")
 MAX_RUNS = 1000
+OURS = {"name": "runs are named by what differs", "output_dir": "runs are made in the sweep's folder, see --output"}
+"""Fields that a sweep sets itself."""
+NO_TEXT = ("none", "null")
+"""Texts that a command line takes for no value."""
 _LONGEST = 120
 
 
@@ -371,7 +376,13 @@ def _different(values: Sequence[Any], where: str) -> None:
 
 def _known(field: str, where: str, value: Any = None) -> None:
     try:
-        check_value(field, value)
+        if field in OURS:
+            raise ConfigError(f"{field} cannot be set in a sweep: {OURS[field]}")
+        kind = field_type(field)
+        if as_section(kind) and value is not None:
+            raise section_error(field, kind)
+        if isinstance(value, str) and value.lower() in NO_TEXT and {str, NoneType} <= set(get_args(kind)):
+            raise ConfigError(f"{field}: the text {value!r} reads as null on a command line; give another text")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

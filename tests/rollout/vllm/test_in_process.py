@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import opasd
-from opasd.cli._plan import plan
+from opasd.cli._preview import preview
 from opasd.config import RolloutConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.rollout.adapters import check_whole
@@ -49,7 +49,7 @@ def test_without_vllm_one_message_says_so(tmp_path):
     with pytest.raises(ConfigError, match="pip install 'opasd\\[vllm\\]'"):
         engine(type(model).from_pretrained(tmp_path), engine="vllm")
     config = RunConfig.model_validate({"rollout": {"engine": "vllm"}, "model": {"name_or_path": "lab"}})
-    assert any("pip install 'opasd[vllm]'" in error for error in plan(config, 1)["errors"])
+    assert any("pip install 'opasd[vllm]'" in error for error in preview(config, 1)["errors"])
 
 
 def test_what_each_engine_is():
@@ -71,7 +71,7 @@ def test_a_server_takes_no_whole_weights():
     with pytest.raises(ConfigError, match="takes adapters only"):
         engine(make_model(), **SERVERS)
     config = RunConfig.model_validate({"rollout": SERVERS, "model": {"name_or_path": "lab", "adaptation": "full"}})
-    assert any("takes adapters only" in error for error in plan(config, 1)["errors"])
+    assert any("takes adapters only" in error for error in preview(config, 1)["errors"])
 
 
 @pytest.mark.parametrize("settings", [SERVERS, {"engine": "vllm"}])
@@ -81,7 +81,7 @@ def test_a_quantized_base_is_not_what_vllm_would_load(settings):
     with pytest.raises(ConfigError, match="the student's is quantized"):
         engine(model, **settings)
     config = RunConfig.model_validate({"rollout": settings, "model": {"name_or_path": "lab", "adaptation": "qlora"}})
-    assert any("qlora trains on a 4-bit one" in error for error in plan(config, 1)["errors"])
+    assert any("qlora trains on a 4-bit one" in error for error in preview(config, 1)["errors"])
 
 
 def test_servers_must_be_named():

@@ -1,8 +1,7 @@
-"""What a configuration comes to: batch arithmetic, what will be loaded, and what cannot work. Imports no torch."""
+"""What a configuration would do: batch arithmetic, sources, warnings, and errors that forbid to start. No torch."""
 
 import ast
 import difflib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ from typing import Any
 from opasd.config import DataConfig, RunConfig
 from opasd.data.made import TASKS, count_problems, task_split
 from opasd.errors import ConfigError
+from opasd.files import read_object
+from opasd.lab import LAB
 from opasd.prompts.wording import Wordings
 
-LAB = "lab"
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab")
 """Trackers that are a package of the same name."""
 _HUB_MODEL = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
@@ -38,15 +38,15 @@ _DECIDED = {
 
 
 def check(config: RunConfig, processes: int) -> list[str]:
-    """Refuse what cannot work, before anything heavy is loaded; what may not be meant is returned."""
-    found = plan(config, processes)
-    if errors := found["errors"]:
+    """Refuse what cannot run, before anything heavy is loaded, and return the warnings."""
+    result = preview(config, processes)
+    if errors := result["errors"]:
         raise ConfigError("this cannot run:\n  " + "\n  ".join(errors))
-    return found["warnings"]
+    return result["warnings"]
 
 
-def plan(config: RunConfig, processes: int) -> dict[str, Any]:
-    """Arithmetic, sources, warnings and errors, as JSON types."""
+def preview(config: RunConfig, processes: int) -> dict[str, Any]:
+    """Return arithmetic, sources, warnings and errors as JSON types."""
     model = _model(config)
     data = _data("data.source", config.data)
     validation = {name: _data(f"validation_data.{name}.source", d) for name, d in config.validation_data.items()}
@@ -59,24 +59,18 @@ def plan(config: RunConfig, processes: int) -> dict[str, Any]:
     return {
         "batch": batch,
         "loads": {"model": model, "data": data, "validation_data": validation},
-        "warnings": _warnings(config, batch, model, data),
+        "warnings": list(_warnings(config, batch, model, data)),
         "errors": errors,
     }
 
 
-def _wording(config: RunConfig) -> Iterator[str]:
-    try:
-        Wordings.of(config.prompts)
-    except ConfigError as error:
-        yield str(error)
-
-
 def arithmetic(config: RunConfig, processes: int, problems: int | None = None) -> dict[str, Any]:
-    """How much a run samples, reads and saves."""
+    """Return how much a run samples, reads and saves; `problems` is the size of its data, if known."""
     train, rollout, prompts = config.train, config.rollout, config.prompts
     per_step = train.per_device_train_batch_size * train.gradient_accumulation_steps * processes
     rollouts = per_step * rollout.rollouts_per_problem
     every = config.validation.every if config.validation_data else 0
+    checkpoints = -(-train.max_steps // train.save_steps)
     return {
         "processes": processes,
         "problems_per_step": per_step,
@@ -87,72 +81,79 @@ def arithmetic(config: RunConfig, processes: int, problems: int | None = None) -
         "epochs_at_least": None if not problems else round(per_step * train.max_steps / problems, 2),
         "longest_student_sequence": prompts.max_student_tokens + rollout.max_new_tokens,
         "longest_teacher_sequence": prompts.max_teacher_tokens + rollout.max_new_tokens,
-        "checkpoints": -(-train.max_steps // train.save_steps),
-        "checkpoints_kept": min(-(-train.max_steps // train.save_steps), train.save_total_limit or 10**9),
+        "checkpoints": checkpoints,
+        "checkpoints_kept": min(checkpoints, train.save_total_limit or checkpoints),
         "validations": (-(-train.max_steps // every) if every else 0) + config.validation.at_start,
     }
 
 
 def _model(config: RunConfig) -> dict[str, Any]:
     name = config.model.name_or_path
-    found: dict[str, Any] = {"source": name, "kind": "embedded", "revision": config.model.revision}
+    source: dict[str, Any] = {"source": name, "kind": "embedded", "revision": config.model.revision}
     if name == LAB:
-        return found
+        return source
     folder = Path(name).expanduser()
     if folder.is_dir():
-        have = {path.name for path in folder.iterdir()}
-        tokenizer = have & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
-        missing = ["config.json"] * ("config.json" not in have) + ["a tokenizer (tokenizer.json)"] * (not tokenizer)
-        missing += ["weights (model.safetensors)"] * (not any(n.endswith((".safetensors", ".bin")) for n in have))
-        found |= {"kind": "folder", "complete": not missing, "longest_context": _longest_context(folder)}
+        files = {path.name for path in folder.iterdir()}
+        tokenizer = files & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
+        missing = ["config.json"] * ("config.json" not in files) + ["a tokenizer (tokenizer.json)"] * (not tokenizer)
+        missing += ["weights (model.safetensors)"] * (not any(n.endswith((".safetensors", ".bin")) for n in files))
+        source |= {"kind": "folder", "complete": not missing, "longest_context": _longest_context(folder)}
         if missing:
-            found["error"] = f"model.name_or_path: {name} lacks {', '.join(missing)}; give a whole model's folder"
+            source["error"] = f"model.name_or_path: {name} lacks {', '.join(missing)}; give a whole model's folder"
     elif _HUB_MODEL.fullmatch(name) and not folder.exists():
-        found |= {"kind": "hub", "cached": _cached("models", name)}
+        source |= {"kind": "hub", "cached": _cached("models", name)}
     else:
-        found["kind"] = "missing"
-        found["error"] = (
+        source["kind"] = "missing"
+        source["error"] = (
             f"model.name_or_path: no folder {name!r}, and no hub name; give a folder, organisation/name or lab"
         )
-    return found
+    return source
 
 
 def _data(key: str, config: DataConfig) -> dict[str, Any]:
-    source = config.source
-    found: dict[str, Any] = {"source": source, "kind": "embedded", "split": config.split}
-    if source in TASKS:
+    name = config.source
+    source: dict[str, Any] = {"source": name, "kind": "embedded", "split": config.split}
+    if name in TASKS:
         try:
             split = task_split(config, "validation" if key.startswith("validation_data") else "train")
         except ConfigError as error:
-            return found | {"problems": 0, "error": f"{key}: {error}"}
-        return found | {"problems": count_problems(source, split, config.sample)}
-    path = Path(source).expanduser()
-    found["problems"] = _at_most(config, None)
-    if source and path.is_dir():
-        found["kind"] = "folder"
+            return source | {"problems": 0, "error": f"{key}: {error}"}
+        return source | {"problems": count_problems(name, split, config.sample)}
+    path = Path(name).expanduser()
+    source["problems"] = _usable(config, None)
+    if name and path.is_dir():
+        source["kind"] = "folder"
         if not any(_DATA_FILE.search(item.name) or item.suffix == ".arrow" for item in path.rglob("*")):
-            found["error"] = f"{key}: the folder {source} has no jsonl, json, parquet or csv file; give one that has"
-    elif source and path.exists():
+            source["error"] = f"{key}: the folder {name} has no jsonl, json, parquet or csv file; give one that has"
+    elif name and path.exists():
         count = _count_rows(path)
-        found |= {"kind": "file", "problems": _at_most(config, count)}
-        if count and found["problems"] == 0:
-            found["error"] = f"{key}: {source} has {count} rows, and none of them is in rows {config.rows!r}"
+        source |= {"kind": "file", "problems": _usable(config, count)}
+        if count and source["problems"] == 0:
+            source["error"] = f"{key}: {name} has {count} rows, and none of them is in rows {config.rows!r}"
         if not _DATA_FILE.search(path.name):
-            found["error"] = f"{key}: {source} is no jsonl, json, parquet or csv file; give one of these"
-    elif _HUB_DATA.fullmatch(source) and not _DATA_FILE.search(source):
-        found |= {"kind": "hub", "revision": config.revision, "cached": _cached("datasets", source)}
+            source["error"] = f"{key}: {name} is no jsonl, json, parquet or csv file; give one of these"
+    elif _HUB_DATA.fullmatch(name) and not _DATA_FILE.search(name):
+        source |= {"kind": "hub", "revision": config.revision, "cached": _cached("datasets", name)}
     else:
-        found["kind"] = "missing"
-        found["error"] = f"{key}: no file or folder {source!r}, and no hub data set; give a path or organisation/name"
-    return found
+        source["kind"] = "missing"
+        source["error"] = f"{key}: no file or folder {name!r}, and no hub data set; give a path or organisation/name"
+    return source
 
 
-def _at_most(config: DataConfig, count: int | None) -> int | None:
-    """How many problems of `count` rows can be used at most, None where nothing says."""
+def _usable(config: DataConfig, count: int | None) -> int | None:
+    """Return how many problems of `count` rows can be used at most, None if unknown."""
     first, end = config.bounds
     ends = [edge for edge in (count, end) if edge is not None]
     limits = [max(0, min(ends) - first)] if ends else []
     return min([*limits, *([config.sample] if config.sample else [])], default=None)
+
+
+def _wording(config: RunConfig) -> Iterator[str]:
+    try:
+        Wordings.of(config.prompts)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _combinations(config: RunConfig) -> Iterator[str]:
@@ -203,62 +204,56 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
 
 
 def _trackers() -> set[str]:
-    found = re.search(
-        r"^INTEGRATION_TO_CALLBACK = \{(.*?)\}", _source("integrations/integration_utils.py"), re.M | re.S
-    )
-    return {*re.findall(r'"(\w+)":', found[1]), "all", "none"} if found else set()
+    source = _transformers_source("integrations/integration_utils.py")
+    table = re.search(r"^INTEGRATION_TO_CALLBACK = \{(.*?)\}", source, re.M | re.S)
+    return {*re.findall(r'"(\w+)":', table[1]), "all", "none"} if table else set()
 
 
-def _source(name: str) -> str:
-    """A file of the installed transformers, whose import takes seconds; empty where there is none."""
+def _training_arguments() -> set[str]:
+    """Return the names of the fields."""
+    nodes = ast.parse(_transformers_source("training_args.py")).body
+    fields = next((n.body for n in nodes if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments"), [])
+    return {n.target.id for n in fields if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+
+
+def _transformers_source(name: str) -> str:
+    """Return the text of a file of transformers, whose import takes seconds; empty if it is not installed."""
     spec = find_spec("transformers")
     path = Path(spec.origin).parent / name if spec and spec.origin else None
     return path.read_text(encoding="utf-8") if path and path.is_file() else ""
 
 
-def _training_arguments() -> set[str]:
-    """The fields' names."""
-    tree = ast.parse(_source("training_args.py"))
-    found = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments"), None)
-    fields = found.body if found else []
-    return {n.target.id for n in fields if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
-
-
-def _warnings(config: RunConfig, batch: dict[str, Any], model: dict[str, Any], data: dict[str, Any]) -> list[str]:
-    found: list[str] = []
+def _warnings(config: RunConfig, batch: dict[str, Any], model: dict[str, Any], data: dict[str, Any]) -> Iterator[str]:
     longest = max(batch["longest_student_sequence"], batch["longest_teacher_sequence"])
     context = model.get("longest_context")
     if context and longest > context:
-        found.append(f"sequences of up to {longest} tokens, but the model's context is {context} tokens")
+        yield f"sequences of up to {longest} tokens, but the model's context is {context} tokens"
     if (problems := data["problems"]) and problems < batch["problems_per_step"]:
-        found.append(f"a step takes {batch['problems_per_step']} problems, but the data has at most {problems}")
+        yield f"a step takes {batch['problems_per_step']} problems, but the data has at most {problems}"
     if config.validation.every and not config.validation_data:
-        found.append("no validation_data: the run will not be validated")
+        yield "no validation_data: the run will not be validated"
     if config.model.attn_implementation == "flash_attention_2" and find_spec("flash_attn") is None:
-        found.append("model.attn_implementation: flash_attention_2, but flash-attn is not installed")
+        yield "model.attn_implementation: flash_attention_2, but flash-attn is not installed"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false"):
-        missing = [s["source"] for s in (model, data) if s["kind"] == "hub" and not s["cached"]]
-        found += [f"{source} is not in the cache and HF_HUB_OFFLINE forbids to fetch it" for source in missing]
-    return found
+        for source in (model, data):
+            if source["kind"] == "hub" and not source["cached"]:
+                yield f"{source['source']} is not in the cache and HF_HUB_OFFLINE forbids to fetch it"
 
 
 def _longest_context(folder: Path) -> int | None:
-    try:
-        value = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        return None
+    value = read_object(folder / "config.json").get("max_position_embeddings")
     return value if isinstance(value, int) else None
 
 
 def _cached(kind: str, name: str) -> bool:
-    """Whether the hub's cache has some version of it."""
+    """Return whether the hub's cache has some version of a model or data set."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
     return (cache / f"{kind}--{name.replace('/', '--')}" / "snapshots").is_dir()
 
 
 def _count_rows(path: Path) -> int | None:
-    """Rows of a jsonl file of moderate size; counting any other kind would mean to decode it."""
+    """Count the rows of a jsonl file of moderate size; to count any other kind would mean to decode it."""
     if path.suffix.lower() != ".jsonl" or path.stat().st_size > _COUNTED_BYTES:
         return None
     with path.open("rb") as file:
