@@ -95,6 +95,7 @@ class OPASDTrainer(ResumableTrainer):
             callbacks=[*(callbacks or []), StepCallback(self)],
             **kwargs,
         )
+        self.current_gradient_accumulation_steps = 1  # Trainer's loop sets it; a step outside the loop needs it too
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
         self.add_callback(Progress())
