@@ -11,8 +11,8 @@ import time
 
 import torch
 
-from opasd.config import ModelConfig
-from opasd.evaluation.bases import TransformersBase
+from opasd.config import ModelConfig, RolloutConfig
+from opasd.evaluation.bases import Base
 from opasd.evaluation.benchmarks import load, packaged
 from opasd.evaluation.profiles import PROFILES
 from opasd.prompts.pairs import PromptBuilder
@@ -23,7 +23,7 @@ LAB = ModelConfig(name_or_path="lab")
 
 def measure(problems: int, alone: int, max_batch: int = 256) -> dict[str, tuple[float, float]]:
     """Tokens a second and cores at work, of both ways."""
-    base = TransformersBase(LAB, max_batch)
+    base = Base(LAB, RolloutConfig(max_batch=max_batch))
     benchmark, profile = load(packaged()["lab"], limit=problems), PROFILES["lab"]
     builder = PromptBuilder(base.tokenizer, benchmark.entry.prompts())
     prompts = [builder.student_ids(problem.question, thinking=False) for problem in benchmark.problems]

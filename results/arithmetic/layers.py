@@ -27,7 +27,8 @@ from opasd.model.scoring import Scorer, choose_layout
 from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
-from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.stops import stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine
 
 PROBLEMS, SAMPLES = 200, 4
 REFERENCES = {

@@ -24,7 +24,8 @@ from opasd.model.loading import load_model, load_tokenizer
 from opasd.probe.measure import judge
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
-from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.stops import stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine
 
 BEFORE, AFTER = "Problem: {question}\n\n{reference}{instruction}", "Problem: {question}\n\n{instruction}{reference}"
 FRAME = (

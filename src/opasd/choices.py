@@ -5,8 +5,9 @@ Imports no torch. The losses import this module and not the configuration.
 
 import math
 import reprlib
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from opasd.errors import ConfigError
 
@@ -48,11 +49,39 @@ Role = Literal["student", "teacher"]
 TeacherUpdate = Literal["frozen", "ema", "live", "snapshot"]
 """The teacher's weights: the initial ones, a moving average of the student's, the student's own, or copies of them."""
 
-Engine = Literal["transformers", "vllm", "vllm_server"]
-"""The sampler of rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
-
 Adaptation = Literal["lora", "full", "qlora"]
 """What is trained: adapters, all weights, or adapters on a 4-bit base."""
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """What the configuration and the commands know about a rollout engine without importing it."""
+
+    path: str
+    """`module:class` of the engine, which is an `opasd.rollout.engine.EngineKind`."""
+    adaptations: tuple[Adaptation, ...] = ("lora", "full", "qlora")
+    """Values of `model.adaptation` that it can sample from."""
+    package: str = ""
+    """Python package that it needs."""
+    install: str = ""
+    """Command that installs the package."""
+    servers: bool = False
+    """Whether it samples on servers, at the addresses in `rollout.servers.urls`."""
+
+
+ENGINES = {
+    "transformers": EngineEntry("opasd.rollout.transformers.engine:TransformersEngine"),
+    "vllm": EngineEntry(
+        "opasd.rollout.vllm.in_process:VLLMEngine", ("lora", "full"), "vllm", "pip install 'opasd[vllm]'"
+    ),
+    "vllm_server": EngineEntry("opasd.rollout.vllm.server:ServerEngine", ("lora",), servers=True),
+}
+"""The samplers of rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
+
+if TYPE_CHECKING:
+    Engine = str
+else:
+    Engine = Literal[*ENGINES]
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 """Number format of the model's weights; `auto` is the checkpoint's own on a GPU and float32 on a CPU."""

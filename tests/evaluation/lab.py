@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from opasd.config import ModelConfig, SamplingConfig
+from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.evaluation import folder as folders
-from opasd.evaluation.bases import TransformersBase
+from opasd.evaluation.bases import Base
 from opasd.evaluation.benchmarks import load, packaged
-from opasd.evaluation.loop import Base, Evaluation, evaluate
+from opasd.evaluation.loop import Evaluation, evaluate
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model
-from opasd.progress import SampleProgress
 
 LAB = ModelConfig(name_or_path="lab")
+EIGHT_ROWS = RolloutConfig(max_batch=8)
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=48)
 
 
@@ -33,16 +33,16 @@ def make_adapter(folder: Path, seed: int, *, rank: int = 4, base: str = "lab") -
     return folder
 
 
-class Quiet(SampleProgress):
+class Quiet:
     """Progress that is only remembered."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.started: tuple[int, int] = (0, 0)
+        self.begun: tuple[int, int] = (0, 0)
         self.groups: list[tuple[str, int, int]] = []
 
     def begin(self, total: int, done: int) -> None:
-        self.started = (total, done)
+        self.begun = (total, done)
 
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         assert seconds > 0
@@ -69,5 +69,5 @@ def run(
     """The evaluation, with the real engine unless told otherwise."""
     folders.make(path)
     settings = folders.enter(path, evaluation.settings())
-    opener = open_base or (lambda model: TransformersBase(model, max_batch=8))
+    opener = open_base or (lambda model: Base(model, EIGHT_ROWS))
     return evaluate(evaluation, path, settings, opener, progress or Quiet())

@@ -4,7 +4,8 @@ from opasd.config import PromptConfig, SamplingConfig
 from opasd.data.problems import Problem
 from opasd.evaluation.answers import answer
 from opasd.prompts.pairs import PromptBuilder
-from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.stops import stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 

@@ -1,91 +1,27 @@
-"""Adapters swapped on one base: each as if loaded alone, and what does not fit is told."""
-
-import json
+"""A base model for evaluation: its context, and the engine that the settings name."""
 
 import pytest
-import torch
-from peft import IA3Config, LoraConfig, get_peft_model
 
-from opasd.config import SamplingConfig
+from opasd.config import ModelConfig, RolloutConfig
 from opasd.errors import ConfigError
-from opasd.evaluation.bases import TransformersBase
-from opasd.model.loading import load_model
-from tests.evaluation.lab import LAB, make_adapter
+from opasd.evaluation.bases import Base
+from opasd.rollout.transformers.swapping import SwappingEngine
+from opasd.rollout.vllm.server import ServerEngine
+from tests.evaluation.lab import EIGHT_ROWS, LAB, make_adapter
 
-SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=12)
 
-
-def test_the_base_is_the_same_before_and_after_an_adapter(tmp_path):
-    base = TransformersBase(LAB, max_batch=8)
+def test_the_engine_is_the_one_that_the_settings_name(tmp_path):
+    base = Base(LAB, EIGHT_ROWS)
     assert base.context == 1024
-    engine = base.engine(100, [])
-    prompts, seeds = [[3, 4, 5], [6, 7]], [1, 2]
-    alone = engine.generate(prompts, SAMPLING, seeds)
-    adapters = [make_adapter(tmp_path / str(seed), seed, rank=4 + seed) for seed in range(2)]
-    drawn = []
-    for adapter in (*adapters, *adapters):
-        engine.use_adapter(adapter)
-        drawn.append(engine.generate(prompts, SAMPLING, seeds))
-        engine.use_adapter(None)
-        assert engine.generate(prompts, SAMPLING, seeds) == alone
-    assert drawn[:2] == drawn[2:]
-    assert drawn[0] != drawn[1] != alone
-    engine.close()
+    assert isinstance(base.engine(100, []), SwappingEngine)
+    servers = RolloutConfig.model_validate({"engine": "vllm_server", "servers": {"urls": ["http://localhost:1"]}})
+    engine = Base(LAB, servers).engine(10**6, [make_adapter(tmp_path / "adapter", 0)])
+    assert isinstance(engine, ServerEngine)
+    assert engine.longest == 1024
+    assert "--server" in engine.addresses
+    assert Base(LAB, servers.model_copy(update={"max_model_len": 300})).context == 300
 
 
-ODD = {
-    "pissa": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights="pissa"),
-    "head": LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False),
-    "embedding": LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False),
-    "ia3": IA3Config(target_modules=["k_proj", "v_proj"], feedforward_modules=[]),
-}
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's of tied weights
-def test_adapters_of_any_kind_leave_nothing_behind(tmp_path):
-    """PiSSA changes the base, a saved module and IA3 leave layers in it."""
-    plain = make_adapter(tmp_path / "plain", 0)
-    prompts, seeds = [[3, 4, 5], [6, 7]], [1, 2]
-    engine = TransformersBase(LAB, max_batch=8).engine(100, [])
-
-    def drawn(path):
-        engine.use_adapter(path)
-        return engine.generate(prompts, SAMPLING, seeds)
-
-    alone, adapted = drawn(None), drawn(plain)
-    for name, config in ODD.items():
-        model = get_peft_model(load_model(LAB), config)
-        torch.manual_seed(1)
-        with torch.no_grad():
-            for parameter in (p for p in model.parameters() if p.requires_grad):
-                parameter.add_(0.2 * torch.randn(parameter.shape))
-        model.save_pretrained(str(tmp_path / name))
-        first = drawn(tmp_path / name)
-        assert first not in (alone, adapted), name
-        assert drawn(plain) == adapted, name
-        assert drawn(tmp_path / name) == first, name
-        assert drawn(None) == alone, name
-
-
-def test_an_adapter_that_does_not_fit_is_told(tmp_path):
-    fitting, broken = (make_adapter(tmp_path / name, 0) for name in ("fitting", "broken"))
-    about = json.loads((broken / "adapter_config.json").read_text())
-    for change in (
-        {"r": 8},
-        {"target_modules": ["absent"]},
-        {"target_modules": ["q_proj"]},
-        {"target_modules": ["q_proj", "v_proj", "k_proj"]},
-    ):
-        (broken / "adapter_config.json").write_text(json.dumps(about | change))
-        with pytest.raises(ConfigError, match="does not fit its base model"):
-            TransformersBase(LAB, max_batch=8).engine(100, []).use_adapter(broken)
-    engine = TransformersBase(LAB, max_batch=8).engine(100, [])
-    engine.use_adapter(fitting)
-    with pytest.raises(ConfigError, match="k_proj.* is missing"):
-        engine.use_adapter(broken)
-    (broken / "adapter_config.json").write_text(json.dumps(about))
-    whole = (broken / "adapter_model.safetensors").read_bytes()
-    for content in (b"damaged", whole[: len(whole) // 2], whole[:100], b""):
-        (broken / "adapter_model.safetensors").write_bytes(content)
-        with pytest.raises(ConfigError, match=r"is damaged \(.*\); give a whole one"):
-            TransformersBase(LAB, max_batch=8).engine(100, []).use_adapter(broken)
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+        Base(ModelConfig(name_or_path=str(tmp_path)), EIGHT_ROWS)

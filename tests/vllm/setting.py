@@ -16,11 +16,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from opasd.config import RolloutConfig, SamplingConfig
+from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.lab import model_path
 
 GREEDY = SamplingConfig(temperature=0, max_new_tokens=48)
 LAB = str(model_path())
+FLOAT32 = ModelConfig(name_or_path=LAB, dtype="float32")
+"""The embedded model, as `serve_base` loads it."""
 LONGEST = 600
 SMALL = {"memory_share": 0.05, "cache_bytes": 64 << 20}
 BLOCK = 128

@@ -11,9 +11,10 @@ from opasd.config import DriftConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.factory import make_engine, serve_base
-from opasd.rollout.transformers.engine import stop_ids
+from opasd.rollout.stops import stop_ids
 from opasd.rollout.vllm.in_process import VLLMEngine
-from tests.vllm.setting import GREEDY, LAB, LONGEST, base, change, config, greedy, prompts, student, tokenizer
+from opasd.rollout.vllm.serving import ServedBase
+from tests.vllm.setting import FLOAT32, GREEDY, LONGEST, base, change, config, greedy, prompts, student, tokenizer
 
 NO_STOP: frozenset[int] = frozenset()
 SAMPLED = SamplingConfig(temperature=0.9, top_k=12, top_p=0.9, max_new_tokens=30)
@@ -86,7 +87,7 @@ def test_a_base_for_evaluation_switches_between_adapters(tmp_path):
     students = {name: student(seed) for seed, name in enumerate("ab")}
     for name, adapted in students.items():
         adapted.save_pretrained(str(tmp_path / name))
-    made = serve_base(config(), LAB, tokenizer(), longest=LONGEST, rank=8, dtype="float32")
+    made = serve_base(config(), FLOAT32, tokenizer(), longest=LONGEST, adapters=[tmp_path / name for name in "ab"])
     assert made.stop == stop_ids(base(), tokenizer())
     assert len(made.stop) == 2
     made.stop = NO_STOP
@@ -113,4 +114,4 @@ def test_half_precision_stays_within_its_tolerance():
 def test_what_vllm_cannot_load_is_one_message(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(ConfigError, match="vLLM cannot serve"):
-        VLLMEngine(str(tmp_path), NO_STOP, 64, config().vllm, dtype="float32")
+        VLLMEngine(config(), ServedBase(str(tmp_path), base().config, NO_STOP, {}), 64, dtype="float32")

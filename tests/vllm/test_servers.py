@@ -11,8 +11,8 @@ from opasd.rollout.drift import DriftCheck
 from opasd.rollout.factory import make_engine, serve_base
 from tests.vllm.setting import (
     BLOCK,
+    FLOAT32,
     GREEDY,
-    LAB,
     LONGEST,
     Server,
     change,
@@ -100,7 +100,7 @@ def test_the_base_and_adapters_in_turn(servers, tmp_path):
     for name, adapted in students.items():
         adapted.save_pretrained(str(tmp_path / name))
     settings = config("vllm_server", servers={"urls": [server.url for server in servers], **QUICK})
-    made = serve_base(settings, LAB, tokenizer(), longest=LONGEST, rank=8, dtype="float32")
+    made = serve_base(settings, FLOAT32, tokenizer(), longest=LONGEST)
     made.stop = frozenset()
     asked = prompts(4)
     for name in "ab":

@@ -10,13 +10,25 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from opasd.config import OPASDConfig
+from opasd.config import ModelConfig, OPASDConfig
 from opasd.data.made.counts import make_problems
 from opasd.errors import EngineError
 from opasd.rollout import adapters
 from opasd.rollout.factory import serve_base
 from opasd.trainer.trainer import OPASDTrainer
-from tests.vllm.setting import GREEDY, LAB, LONGEST, SMALL, Server, base, config, greedy, prompts, student, tokenizer
+from tests.vllm.setting import (
+    FLOAT32,
+    GREEDY,
+    LONGEST,
+    SMALL,
+    Server,
+    base,
+    config,
+    greedy,
+    prompts,
+    student,
+    tokenizer,
+)
 
 NO_STOP: frozenset[int] = frozenset()
 FLAGS = [
@@ -73,14 +85,15 @@ def test_the_result_loads_in_vllm_as_adapter_and_merged(run, tmp_path):
     adapted = PeftModel.from_pretrained(base(), str(run / "final")).eval()
     opasd("merge", run / "final", tmp_path / "merged", cwd=tmp_path)
     asked = prompts(6, 8)
-    served = serve_base(config(), LAB, tokenizer(), longest=LONGEST, rank=16, dtype="float32")
+    served = serve_base(config(), FLOAT32, tokenizer(), longest=LONGEST, adapters=[run / "final"])
     served.stop = NO_STOP
     served.use_adapter(run / "final")
     found = [completion.ids for completion in served.generate(asked, GREEDY, range(6))]
     served.close()
     assert found == [greedy(adapted, prompt) for prompt in asked]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-    served = serve_base(config(), str(tmp_path / "merged"), tokenizer(), longest=LONGEST, dtype="float32")
+    whole = ModelConfig(name_or_path=str(tmp_path / "merged"), dtype="float32")
+    served = serve_base(config(), whole, tokenizer(), longest=LONGEST)
     served.stop = NO_STOP
     found = [completion.ids for completion in served.generate(asked, GREEDY, range(6))]
     served.close()

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from opasd.choices import ENGINES
 from opasd.config import DataConfig, RunConfig
 from opasd.data.made import TASKS, count_problems, task_split
 from opasd.errors import ConfigError
@@ -177,13 +178,17 @@ def _combinations(config: RunConfig) -> Iterator[str]:
 
 
 def _engine(config: RunConfig) -> Iterator[str]:
-    engine, adaptation = config.rollout.engine, config.model.adaptation
-    if engine == "vllm" and find_spec("vllm") is None:
-        yield "rollout.engine: vllm is not installed; pip install 'opasd[vllm]', or use transformers or vllm_server"
-    if engine != "transformers" and adaptation == "qlora":
-        yield f"rollout.engine: {engine} samples from the whole base, but qlora trains on a 4-bit one; use lora"
-    if engine == "vllm_server" and adaptation == "full":
-        yield "rollout.engine: vllm_server takes adapters only; use model.adaptation: lora, or rollout.engine: vllm"
+    name, adaptation = config.rollout.engine, config.model.adaptation
+    engine = ENGINES[name]
+    if engine.package and find_spec(engine.package) is None:
+        others = " or ".join(other for other, entry in ENGINES.items() if entry.package != engine.package)
+        yield f"rollout.engine: {name} needs {engine.package}; {engine.install}, or use {others}"
+    if adaptation not in engine.adaptations:
+        others = " or ".join(other for other, entry in ENGINES.items() if adaptation in entry.adaptations)
+        yield (
+            f"rollout.engine: {name} cannot sample from model.adaptation: {adaptation}; use model.adaptation: "
+            f"{' or '.join(engine.adaptations)}, or rollout.engine: {others}"
+        )
 
 
 def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:

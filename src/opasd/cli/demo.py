@@ -132,7 +132,8 @@ def _answers(config: "RunConfig", adapter: Path | None, held_out: "Sequence[Prob
     from opasd.evaluation.answers import answer
     from opasd.model.loading import load_model, load_tokenizer
     from opasd.prompts.pairs import PromptBuilder
-    from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+    from opasd.rollout.stops import stop_ids
+    from opasd.rollout.transformers.engine import TransformersEngine
 
     tokenizer, model = load_tokenizer(config.model), load_model(config.model)
     student = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))

@@ -7,11 +7,12 @@ import platform
 import sys
 from typing import Any
 
+from opasd.choices import ENGINES
 from opasd.run.environment import versions
 
 NEEDED_FOR = {
     "bitsandbytes": "model.adaptation: qlora",
-    "vllm": "rollout.engine: vllm",
+    **{entry.package: f"rollout.engine: {name}" for name, entry in ENGINES.items() if entry.package},
     "flash-attn": "model.attn_implementation: flash_attention_2",
     "liger-kernel": "fused norms, rotary embeddings and activations on a GPU",
     "triton": "fused kernels (comes with torch for CUDA)",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from opasd.choices import Precision
+from opasd.choices import ENGINES, Precision
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,8 +126,9 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
                 f"{benchmark.name}: {benchmark.source} has {len(benchmark.problems)} problems, not {expected}\n"
             )
     engine = config.engine or ENGINE
-    if (engine == "vllm_server") != bool(config.server):
-        raise ConfigError("--engine vllm_server and --server http://HOST:PORT go together; give both or neither")
+    if ENGINES[engine].servers != bool(config.server):
+        names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
+        raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")
     from opasd.evaluation.loop import Evaluation
 
     return Evaluation(targets, benchmarks, profile, engine, config.max_batch or GROUP, template_options)
@@ -149,11 +150,11 @@ def _targets(options: argparse.Namespace) -> "list[Target]":
 
 def _opener(evaluation: "Evaluation", config: "EvaluateConfig") -> "OpenBase":
     from opasd.config import RolloutConfig, ServersConfig
-    from opasd.evaluation.bases import open_base
+    from opasd.evaluation.bases import Base
 
     servers = ServersConfig(urls=config.server)
     rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
-    return lambda model: open_base(model, rollout)
+    return lambda model: Base(model, rollout)
 
 
 def _list(*, as_json: bool) -> int:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from opasd.choices import CutPolicy, Engine, Imitation, LayoutChoice, Precision, StopOrSkip, TeacherUpdate
+from opasd.choices import ENGINES, CutPolicy, Engine, Imitation, LayoutChoice, Precision, StopOrSkip, TeacherUpdate
 from opasd.config.objective import ObjectiveConfig, Section
 
 
@@ -149,8 +149,8 @@ class RolloutConfig(SamplingConfig):
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:
-        if self.engine == "vllm_server" and not self.servers.urls:
-            raise ValueError("engine: vllm_server needs servers.urls, such as [http://localhost:8000]")
+        if ENGINES[self.engine].servers and not self.servers.urls:
+            raise ValueError(f"engine: {self.engine} needs servers.urls, such as [http://localhost:8000]")
         return self
 
 

@@ -26,19 +26,19 @@ from opasd.choices import FinishReason
 from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
 from opasd.data.sets import load_set
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
-from opasd.evaluation.answers import readable, thinking_prefix
+from opasd.evaluation.answers import THINK, opens_thinking, readable
+from opasd.evaluation.loop import Progress
 from opasd.grading.verdict import is_correct
 from opasd.losses.token import log_probabilities
 from opasd.model.batches import microbatches
-from opasd.model.loading import load_model, load_tokenizer, model_source
+from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout
-from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
-from opasd.rollout.factory import computes_in_half, make_engine, serve_base
+from opasd.rollout.factory import make_engine
 from opasd.trainer.session import training_arguments
 
 IN_TENTHS = ("log_ratio", "divergence", "attention_divergence")
@@ -102,13 +102,13 @@ class Probe:
         }
 
 
-def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgress) -> Probe:
+def probe(config: RunConfig, *, count: int, samples: int, progress: Progress) -> Probe:
     """`samples` answers of the student to each of the first `count` problems, one of the teacher, and both readings."""
     arguments = training_arguments(config.train, Path(config.output_dir))
     tokenizer = load_tokenizer(config.model)
     builder = PromptBuilder(tokenizer, config.prompts)
     asked = held_out(config, builder, count, progress.say)
-    model = load_model(config.model).eval()
+    model = load_model(config.model).eval().requires_grad_(False)
     if not getattr(model, "is_quantized", False):
         torch.nn.Module.to(model, arguments.device)
     mine = [(one, number) for one in asked for number in range(samples)]
@@ -211,7 +211,7 @@ def judge(
     *,
     attention: bool = True,
     precision: torch.dtype | None = None,
-    progress: SampleProgress | None = None,
+    progress: Progress | None = None,
 ) -> list[dict[str, list[float]]]:
     """Each rollout's readings per token, in order: `log_ratio` and what the losses measure, whatever their weights.
 
@@ -244,13 +244,10 @@ def judge(
 
 
 def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:
-    """The recipe's engine over the base, with room for the teacher's contexts."""
+    """Return the recipe's engine over the base, with room for the teacher's contexts."""
     prompts, rollout = config.prompts, config.rollout
     longest = max(prompts.max_student_tokens, prompts.max_teacher_tokens) + rollout.max_new_tokens
-    if rollout.engine != "vllm_server":
-        return make_engine(rollout, model, tokenizer, longest=longest)
-    loading: dict[str, Any] = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
-    return serve_base(rollout, model_source(config.model), tokenizer, longest=longest, dtype="auto", **loading)
+    return make_engine(rollout, model, tokenizer, longest=longest)
 
 
 def _sample(
@@ -259,10 +256,10 @@ def _sample(
     prompts: Sequence[Sequence[int]],
     config: RolloutConfig,
     seeds: Sequence[int],
-    progress: SampleProgress,
+    progress: Progress,
     label: str,
 ) -> list[Completion]:
-    drift = DriftCheck(model, config.drift, half=computes_in_half(config, model))
+    drift = DriftCheck(model, config.drift, half=engine.half_precision)
     progress.begin(len(prompts), 0)
     completions: list[Completion] = []
     for start in range(0, len(prompts), config.max_batch):
@@ -281,7 +278,7 @@ def _judge_what_can_be(
     rollouts: Sequence[Rollout],
     config: RunConfig,
     precision: torch.dtype | None,
-    progress: SampleProgress,
+    progress: Progress,
 ) -> list[dict[str, list[float]]]:
     """Both roles' readings; without attention where it cannot be read and is not to be learned from either."""
     progress.begin(len(rollouts), 0)
@@ -314,11 +311,12 @@ def _reply(
     leak: re.Pattern[str] | None,
 ) -> Reply:
     problem, text = asked.pair.problem, readable(tokenizer, completion.ids)
+    opened = THINK if opens_thinking(tokenizer, prompt) else ""
     return Reply(
         section=asked.section,
         problem=problem.id,
         sample=number,
-        correct=is_correct(thinking_prefix(tokenizer, prompt) + text, str(problem.answer)),
+        correct=is_correct(opened + text, str(problem.answer)),
         finish_reason=completion.finish_reason,
         tokens=len(completion.ids),
         leaks=None if leak is None else leak.search(text) is not None,

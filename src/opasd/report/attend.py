@@ -30,7 +30,8 @@ from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
 from opasd.report.viewer import is_record
 from opasd.rollout.engine import derive_seed
-from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.stops import stop_ids
+from opasd.rollout.transformers.engine import TransformersEngine
 from opasd.run.checkpoints import checkpoints
 from opasd.run.folder import RunFolder
 

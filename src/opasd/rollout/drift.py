@@ -41,7 +41,8 @@ class DriftCheck:
     def __init__(self, model: nn.Module, config: DriftConfig, *, half: bool) -> None:
         self.model = model
         self.config = config
-        self.tolerance = config.tolerance or (HALF_TOLERANCE if half else FLOAT32_TOLERANCE)
+        is_exact = unwrap(model).dtype == torch.float32 and not half
+        self.tolerance = config.tolerance or (FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE)
 
     def measured(self, step: int) -> int:
         """How many completions of step `step`, counted from 0, are to be compared."""

@@ -10,10 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from opasd.choices import FinishReason
-from opasd.config import SamplingConfig
+from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,14 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     """Log-probabilities under the model's own distribution, at temperature 1 with every token kept; only on request."""
 
+    @classmethod
+    def ended(
+        cls, ids: Sequence[int], stop: frozenset[int], *, failed: bool = False, logprobs: Sequence[float] | None = None
+    ) -> Self:
+        """Return a completion that failed, ended at a token of `stop`, or reached the limit."""
+        reason: FinishReason = "error" if failed else "stop" if ids[-1] in stop else "length"
+        return cls(tuple(ids), reason, None if logprobs is None else tuple(logprobs))
+
 
 class Sampler(Protocol):
     """The least that an object must have to sample rollouts; `as_engine` adds the rest."""
@@ -40,7 +51,10 @@ class Sampler(Protocol):
 
 
 class RolloutEngine(ABC):
-    """Samples completions from the student's current weights. Only `generate` must be written."""
+    """Samples completions from the student's current weights. A subclass must only define `generate`."""
+
+    half_precision = False
+    """Whether a copy of the weights is in a 16-bit format; the drift check then allows for its rounding."""
 
     @abstractmethod
     def generate(
@@ -65,6 +79,28 @@ class AdapterEngine(RolloutEngine):
     @abstractmethod
     def use_adapter(self, path: Path | None) -> None:
         """Answer with the adapter in `path` from now on, or with the base alone."""
+
+
+class EngineKind(Protocol):
+    """How to make an engine that a configuration names: a class of `opasd.choices.ENGINES` with two class methods."""
+
+    def for_training(
+        self, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
+        longest: int, process: int, processes: int,
+    ) -> RolloutEngine:  # fmt: skip
+        """Return an engine that samples from `model` with its weights at the time of each call.
+
+        `longest` is the most tokens of a prompt with its completion. This process is number `process` of `processes`
+        that train together.
+        """
+        ...
+
+    def for_evaluation(
+        self, config: RolloutConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *,
+        longest: int, adapters: Sequence[Path],
+    ) -> AdapterEngine:  # fmt: skip
+        """Return an engine over the base `model`, for sequences of up to `longest` tokens and for these adapters."""
+        ...
 
 
 class _PlainEngine(RolloutEngine):

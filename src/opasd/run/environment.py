@@ -12,9 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from opasd.choices import ENGINES
+
 PACKAGES = (
     "opasd", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "triton",
-    "vllm", "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed", "wandb", "tensorboard", "trackio", "mlflow",
+    *(engine.package for engine in ENGINES.values() if engine.package), "flash-attn", "liger-kernel", "bitsandbytes",
+    "deepspeed", "wandb", "tensorboard", "trackio", "mlflow",
 )  # fmt: skip
 MAX_DIFF_BYTES = 1 << 20
 _SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)

@@ -44,7 +44,7 @@ from opasd.prompts.pairs import PromptBuilder, PromptPair, PromptPairs
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
-from opasd.rollout.factory import computes_in_half, make_engine
+from opasd.rollout.factory import make_engine
 from opasd.run.records import Records
 from opasd.trainer import setup
 from opasd.trainer.callbacks import StepCallback
@@ -131,8 +131,7 @@ class OPASDTrainer(ResumableTrainer):
             )
         self.engine = as_engine(engine)
         self.half = self.args.bf16 or self.args.fp16 or unwrap(self.student).dtype.itemsize == 2
-        half = self.half or computes_in_half(rollout, self.student)
-        self.drift = DriftCheck(self.student, rollout.drift, half=half)
+        self.drift = DriftCheck(self.student, rollout.drift, half=self.half or self.engine.half_precision)
         self._scoring: tuple[Scorer, Layout] | None = None
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.config import SamplingConfig
 from opasd.lab import model_path
-from opasd.rollout.transformers import decoding, slots
-from opasd.rollout.transformers.decoding import NOT_FINITE, make_plan
+from opasd.rollout.transformers import decoding, graphs, slots
+from opasd.rollout.transformers.decoding import NOT_FINITE, SlotPlan, make_slot_plan
 from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import CUDNN, FAMILIES, VOCABULARY, add_lora, attention_function, make_model
 from tests.rollout.transformers.test_engine import GREEDY, NO_STOP, RANDOM, cut, exact_model, make_prompts, reference
@@ -145,7 +145,7 @@ def test_broken_weights_are_not_tried_in_slots():
     model = exact_model("qwen3")
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
-    assert make_plan(model) == NOT_FINITE
+    assert make_slot_plan(model) == NOT_FINITE
 
 
 @pytest.mark.parametrize("way", ["slots", "padded"])
@@ -195,9 +195,9 @@ def test_a_trial_without_memory_is_no_reason_against_slots(error):
 
     handle = model.register_forward_pre_hook(full, with_kwargs=True)
     with pytest.raises(type(error), match=re.escape(str(error))):
-        make_plan(model)
+        make_slot_plan(model)
     handle.remove()
-    assert isinstance(make_plan(model), decoding.Plan)
+    assert isinstance(make_slot_plan(model), SlotPlan)
 
 
 @pytest.mark.parametrize(
@@ -210,41 +210,49 @@ def test_a_trial_without_memory_is_no_reason_against_slots(error):
     ],
 )
 def test_a_step_that_cannot_be_captured_runs_as_it_is(error, for_good, monkeypatch, caplog):
-    """Memory may be there in the next call, so that only another reason ends all attempts; one line tells of them."""
-    model, prompts, asked, alive = exact_model("qwen3"), make_prompts(LENGTHS), [], []
+    """Memory may suffice in the next call, so only another reason ends all attempts; one line reports them."""
+    model, prompts, computed = exact_model("qwen3"), make_prompts(LENGTHS), []
     sampling = RANDOM.model_copy(update={"max_new_tokens": 2 * decoding.CAPTURE_STEPS})
-    engine = TransformersEngine(model, NO_STOP, decoding="slots")
-    plan = engine._plan()
-    assert isinstance(plan, decoding.Plan)
-    plan.capture = True
 
-    def fails(self, rows):
-        assert not any(one() is not None for one in alive), "what the last attempt computed takes memory"
-        computed = torch.zeros(3)
-        alive.append(weakref.ref(computed))
-        asked.append(self)
-        self.plan.graphs = "holds memory"
-        raise type(error)(*error.args)
+    class FullPool:
+        bytes = 0
 
-    monkeypatch.setattr(decoding.Decoder, "_captured", fails)
-    expected = padded(model, prompts, sampling, NO_STOP)
+        def __init__(self, device):
+            pass
+
+        def capture(self, step):
+            assert not any(reference() is not None for reference in computed), "the last attempt still takes memory"
+            tensor = torch.zeros(3)
+            computed.append(weakref.ref(tensor))
+            raise type(error)(*error.args)
+
+    engine, plan = capturing_engine(model, FullPool, monkeypatch)
+    expected, attempts = padded(model, prompts, sampling, NO_STOP), []
     for _ in range(3):
         assert engine.generate(prompts, sampling, range(8)) == expected
-        assert (plan.graphs is None) is not for_good
-    assert plan.capture is not for_good
-    assert len(asked) == (1 if for_good else 6)  # after what was only cached was given back, once more
-    assert len(set(asked)) == (1 if for_good else 3)
-    told = [record.message for record in caplog.records if "without CUDA graphs" in record.message]
-    assert told == [f"decoding goes on without CUDA graphs, which is slow: {error}"]
+        assert (plan.graphs.pool is None) is not for_good
+        attempts.append(len(computed) - sum(attempts))
+    assert plan.graphs.enabled is not for_good
+    assert attempts == ([1, 0, 0] if for_good else [2, 2, 2])  # once more after cached memory was released
+    warnings = [record.message for record in caplog.records if "without CUDA graphs" in record.message]
+    assert warnings == [f"decoding continues without CUDA graphs, which is slow: {error}"]
 
 
-def test_that_captures_end_for_good_is_told_after_a_want_of_memory_too(monkeypatch, caplog):
+def capturing_engine(model, pool, monkeypatch) -> tuple[TransformersEngine, SlotPlan]:
+    """An engine that tries to capture its steps in `pool`, as on a GPU."""
+    engine = TransformersEngine(model, NO_STOP, decoding="slots")
+    plan = engine.slot_plan()
+    assert isinstance(plan, SlotPlan)
+    plan.graphs.enabled = True
+    monkeypatch.setattr(graphs, "GraphPool", pool)
+    return engine, plan
+
+
+def test_that_captures_end_for_good_is_logged_after_a_lack_of_memory_too(monkeypatch, caplog):
     errors = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("full"), RuntimeError("never")]
-    engine = TransformersEngine(exact_model("qwen3"), NO_STOP, decoding="slots")
-    plan = engine._plan()
-    assert isinstance(plan, decoding.Plan)
-    plan.capture = True
-    monkeypatch.setattr(decoding.Decoder, "_captured", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
+    engine, _ = capturing_engine(
+        exact_model("qwen3"), lambda _device: (_ for _ in ()).throw(errors.pop(0)), monkeypatch
+    )
     sampling = RANDOM.model_copy(update={"max_new_tokens": 2 * decoding.CAPTURE_STEPS})
     for _ in range(3):
         engine.generate(make_prompts((3,)), sampling, [0])
@@ -275,7 +283,7 @@ def test_attention_that_is_more_than_queries_and_keys_is_noticed():
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, 0.2 * key, value, mask, **kwargs)
 
     with attention_function("leaning", leaning):
-        plan = make_plan(make_model("qwen3", "leaning"))
+        plan = make_slot_plan(make_model("qwen3", "leaning"))
     assert isinstance(plan, str)
     assert "off by" in plan
 
@@ -289,10 +297,10 @@ def test_attention_that_slots_do_not_know_is_refused(given):
 
 def test_where_slots_are_not_even_tried():
     model = exact_model("qwen3")
-    assert "no GPU" in TransformersEngine(model, STOP)._outside()
-    assert "wrapped" in TransformersEngine(torch.nn.DataParallel(model), STOP)._outside()
+    assert "no GPU" in TransformersEngine(model, STOP).slot_plan()
+    assert "wrapped" in TransformersEngine(torch.nn.DataParallel(model), STOP).slot_plan()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "autocast" in TransformersEngine(model, STOP)._outside()
+        assert "autocast" in TransformersEngine(model, STOP).slot_plan()
 
 
 def test_on_a_cpu_nothing_changes():
@@ -346,10 +354,10 @@ def test_graphs_give_the_tokens_of_generate(name, adapted):
     model, limit = gpu_model(name), 40
     model = add_lora(model) if adapted else model
     prompts, sampling = make_prompts((3, 17, 9, 1, 26, 200)), SamplingConfig(temperature=0, max_new_tokens=limit)
-    plan = make_plan(model.get_base_model() if adapted else model)
+    plan = make_slot_plan(model.get_base_model() if adapted else model)
     assert not isinstance(plan, str), plan
     assert plan.fuse
-    assert plan.capture
+    assert plan.graphs.enabled
     engine = TransformersEngine(model, NO_STOP)
     for how in ("", "in place", "replaced"):
         if how:
@@ -401,9 +409,9 @@ def test_a_capture_gets_what_was_only_cached(caplog):
     free, _ = torch.cuda.mem_get_info()
     assert free < 64 * 2**20
     assert engine.generate(prompts, sampling, range(64)) == expected
-    plan = engine._plan()
-    assert isinstance(plan, decoding.Plan)
-    assert plan.graphs
+    plan = engine.slot_plan()
+    assert isinstance(plan, SlotPlan)
+    assert plan.graphs.pool
     assert "without CUDA graphs" not in caplog.text
     assert torch.cuda.mem_get_info()[0] > free + 2**30  # so it was given back
     torch.cuda.empty_cache()

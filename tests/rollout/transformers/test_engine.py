@@ -11,8 +11,9 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from opasd.config import SamplingConfig
 from opasd.errors import ConfigError
-from opasd.rollout.transformers import engine as engine_module
-from opasd.rollout.transformers.engine import TransformersEngine, stop_ids
+from opasd.rollout.stops import stop_ids
+from opasd.rollout.transformers import padded
+from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, fast, make_model
 
 LENGTHS = (3, 17, 9, 1, 26)
@@ -58,7 +59,7 @@ def test_greedy_tokens_are_those_of_generate(family, monkeypatch):
     expected = [reference(model, prompt) for prompt in prompts]
     stop = frozenset({expected[0][3], expected[1][6], expected[2][1]})
     for compact_below in (0.0, 1.1):
-        monkeypatch.setattr(engine_module, "COMPACT_BELOW", compact_below)
+        monkeypatch.setattr(padded, "COMPACT_BELOW", compact_below)
         found = TransformersEngine(model, stop).generate(prompts, GREEDY, range(5))
         assert [completion.ids for completion in found] == [cut(ids, stop) for ids in expected]
     assert len(set(expected)) > 1
@@ -67,7 +68,7 @@ def test_greedy_tokens_are_those_of_generate(family, monkeypatch):
 @pytest.mark.parametrize("family", ["qwen3", "mistral", *HYBRID])
 @pytest.mark.parametrize("compact_below", [0.0, 0.75, 1.1])
 def test_a_row_does_not_depend_on_its_batch(family, compact_below, monkeypatch):
-    monkeypatch.setattr(engine_module, "COMPACT_BELOW", compact_below)
+    monkeypatch.setattr(padded, "COMPACT_BELOW", compact_below)
     model, prompts, stop = exact_model(family), make_prompts((4, 11, 1, 7, 19, 7)), frozenset(range(0, 128, 9))
     expected = alone(model, prompts, RANDOM, stop)
     assert len({len(completion.ids) for completion in expected}) > 2
@@ -153,7 +154,7 @@ def test_nothing_is_computed_after_the_last_end(monkeypatch):
     # A decoding step carries at most the rows that were still going, over the share that triggers a compaction.
     for step, (rows, _) in enumerate(calls[1:], 1):
         going = sum(end > step for end in ends)
-        assert going <= rows <= max(going / engine_module.COMPACT_BELOW, going)
+        assert going <= rows <= max(going / padded.COMPACT_BELOW, going)
 
 
 def test_no_prompts():

@@ -10,7 +10,7 @@ from transformers.integrations.liger import apply_liger_kernel
 
 from opasd.model.lora import LoraProduct, speed_up
 from opasd.rollout.transformers import decoding, fusing, slots
-from opasd.rollout.transformers.decoding import make_plan
+from opasd.rollout.transformers.decoding import make_slot_plan
 from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import add_lora, make_model
 from tests.rollout.transformers.test_engine import RANDOM, make_prompts
@@ -130,7 +130,7 @@ def test_adapters_are_rounded_where_steps_without_a_graph_read_them(monkeypatch)
 def _kernels_here(monkeypatch):
     for module in (fusing, slots, decoding):
         monkeypatch.setattr(module, "kernels_available", lambda _device: True)
-    fusing._verdicts.clear()
+    fusing.AGREEMENTS.clear()
 
 
 def here(family: str) -> PreTrainedModel:
@@ -159,8 +159,8 @@ def test_fused_models_give_the_same_tokens(family, norm, adapted):
     expected = TransformersEngine(model, frozenset(), decoding="padded").generate(prompts, sampling, range(2))
     found = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
     assert found == expected
-    assert fusing._verdicts
-    assert all(fusing._verdicts.values())
+    assert fusing.AGREEMENTS
+    assert all(fusing.AGREEMENTS.values())
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
@@ -180,7 +180,7 @@ def test_models_under_liger_give_the_same_tokens():
         assert before
         found = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
         assert found == expected
-        assert any(fusing._verdicts.values())
+        assert any(fusing.AGREEMENTS.values())
         assert {module: module.forward for module in model.modules() if "forward" in module.__dict__} == before
     finally:
         namespace.update(own)
@@ -233,6 +233,6 @@ def test_an_adapter_that_is_not_plain_lora_stays():
 def test_a_wrong_kernel_is_not_used(monkeypatch):
     """The trial finds it, and the model's own operations are used instead."""
     monkeypatch.setattr(kernels, "add_lora", lambda result, *_: result)
-    plan = make_plan(add_lora(here("qwen3")).get_base_model())
+    plan = make_slot_plan(add_lora(here("qwen3")).get_base_model())
     assert not isinstance(plan, str)
     assert not plan.fuse

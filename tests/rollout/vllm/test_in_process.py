@@ -16,9 +16,9 @@ from opasd.cli._preview import preview
 from opasd.config import RolloutConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.rollout.adapters import check_whole
-from opasd.rollout.factory import computes_in_half, make_engine
+from opasd.rollout.factory import make_engine
 from opasd.rollout.transformers.engine import TransformersEngine
-from opasd.rollout.vllm import in_process as module
+from opasd.rollout.vllm.in_process import undisturbed
 from opasd.rollout.vllm.server import ServerEngine
 from tests.models import add_lora
 from tests.training import TOKENIZER, make_model
@@ -71,7 +71,7 @@ def test_a_server_takes_no_whole_weights():
     with pytest.raises(ConfigError, match="takes adapters only"):
         engine(make_model(), **SERVERS)
     config = RunConfig.model_validate({"rollout": SERVERS, "model": {"name_or_path": "lab", "adaptation": "full"}})
-    assert any("takes adapters only" in error for error in preview(config, 1)["errors"])
+    assert any("cannot sample from model.adaptation: full" in error for error in preview(config, 1)["errors"])
 
 
 @pytest.mark.parametrize("settings", [SERVERS, {"engine": "vllm"}])
@@ -81,7 +81,7 @@ def test_a_quantized_base_is_not_what_vllm_would_load(settings):
     with pytest.raises(ConfigError, match="the student's is quantized"):
         engine(model, **settings)
     config = RunConfig.model_validate({"rollout": settings, "model": {"name_or_path": "lab", "adaptation": "qlora"}})
-    assert any("qlora trains on a 4-bit one" in error for error in preview(config, 1)["errors"])
+    assert any("cannot sample from model.adaptation: qlora" in error for error in preview(config, 1)["errors"])
 
 
 def test_servers_must_be_named():
@@ -98,16 +98,17 @@ def test_sharded_weights_are_refused():
 
 
 def test_which_precision_decides():
-    assert not computes_in_half(RolloutConfig(), make_model())
-    assert computes_in_half(RolloutConfig(), make_model(torch.bfloat16))
-    assert computes_in_half(RolloutConfig.model_validate({"vllm": {"dtype": "bfloat16"}}), make_model())
+    served = engine(add_lora(make_model()), vllm={"dtype": "bfloat16"}, **SERVERS)
+    assert served.half_precision
+    assert not engine(add_lora(make_model()), **SERVERS).half_precision
+    assert not engine(make_model()).half_precision
 
 
 def test_what_is_disturbed_is_put_back(monkeypatch):
     monkeypatch.setenv("OPASD_KEPT", "1")
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     threads = torch.set_num_threads
-    with module._undisturbed():
+    with undisturbed():
         torch.manual_seed(99)
         random.seed(99)
         np.random.seed(99)  # noqa: NPY002

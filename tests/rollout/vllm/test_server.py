@@ -6,12 +6,14 @@ from contextlib import contextmanager, suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedConfig
 
-from opasd.config import SamplingConfig, ServersConfig
+from opasd.config import RolloutConfig, SamplingConfig, ServersConfig
 from opasd.errors import ConfigError, EngineError
-from opasd.rollout.vllm import server as server_module
+from opasd.rollout.vllm import dispatch
 from opasd.rollout.vllm.http import Unavailable
-from opasd.rollout.vllm.server import ServerEngine, _answer, _models
+from opasd.rollout.vllm.server import ServerEngine, read_completion, read_models
+from opasd.rollout.vllm.serving import ServedBase
 from tests.processes import wait_until
 from tests.rollout.vllm.fake_server import Process, tokens
 
@@ -29,11 +31,11 @@ def servers():
         server.kill()
 
 
-def make_engine(servers, *, stop=(), longest=4096, max_batch=16, student=None, configured=True, **settings):
-    config = ServersConfig(urls=tuple(server.url for server in servers), **(FAST | settings))
-    return ServerEngine(
-        config, frozenset(stop), longest, vocabulary=200, max_batch=max_batch, student=student, configured=configured
-    )
+def make_engine(servers, *, stop=(), longest=4096, max_batch=16, configured=True, **settings):
+    addresses = {"urls": [server.url for server in servers], **FAST, **settings}
+    config = RolloutConfig.model_validate({"engine": "vllm_server", "servers": addresses, "max_batch": max_batch})
+    base = ServedBase("base", PreTrainedConfig(vocab_size=200), frozenset(stop), {})
+    return ServerEngine(config, base, longest, configured=configured)
 
 
 def expected(adapter="", limit=20):
@@ -81,7 +83,7 @@ def test_no_server_gets_more_than_its_share_at_a_time(servers):
 def test_every_setting_is_sent(servers):
     """What a request leaves out, a server takes from the model's generation_config.json."""
     engine = make_engine(servers, stop=[9, 3])
-    request = engine._request([1, 2], SAMPLING, 11)
+    request = engine.request([1, 2], SAMPLING, 11)
     assert request == {
         "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_tokens": 20, "seed": 11,
         "stop_token_ids": [3, 9], "ignore_eos": True,
@@ -179,27 +181,27 @@ def test_an_error_that_is_nested_beyond_measure_is_one(servers):
 def test_log_probabilities_must_be_numbers(odd):
     choice = {"token_ids": [1], "finish_reason": "stop", "logprobs": {"token_logprobs": [odd]}}
     with pytest.raises(Unavailable):
-        _answer({"model": "m", "choices": [choice]}, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
+        read_completion({"model": "m", "choices": [choice]}, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
 
 
 def test_a_server_that_hangs_when_asked_holds_nobody_up(servers, monkeypatch):
     servers[0].set(model_faults=["hang"], lasting=True)
-    monkeypatch.setattr(server_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(dispatch, "PATIENCE", 0.1)
     assert ids(make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)) == expected()
     assert servers[0].log()["hanging"] == 1
 
 
 def test_who_is_ready_first_leaves_the_others_their_share(servers, monkeypatch):
     """The first one could take the whole batch before the second has its adapter."""
-    ask = ServerEngine.ask
+    prepare = ServerEngine.prepare
 
     def late(engine, server):
         if server.url == servers[1].url:
             wait_until(lambda: servers[0].asked(20))
-        return ask(engine, server)
+        return prepare(engine, server)
 
-    monkeypatch.setattr(ServerEngine, "ask", late)
-    monkeypatch.setattr(server_module, "PATIENCE", 600.0)
+    monkeypatch.setattr(ServerEngine, "prepare", late)
+    monkeypatch.setattr(dispatch, "PATIENCE", 600.0)
     for server in servers:
         server.hold()
     with released(*servers, once=lambda: servers[1].asked(20)):
@@ -339,12 +341,12 @@ def test_a_server_that_was_started_anew_gets_the_adapter_again(servers, tmp_path
     assert list(servers[-1].log()["adapters"].values()) == [str(path)]
 
 
-def test_an_adapter_that_another_process_has_loaded_is_fine(servers, tmp_path):
+def test_an_adapter_that_another_process_has_loaded_is_fine(servers, tmp_path, monkeypatch):
     """Both see a list without it and ask for it; the second is told that it is there already."""
     path = adapter(tmp_path / "a")
     engines = [make_engine(servers[:1]), make_engine(servers[:1])]
+    monkeypatch.setattr("opasd.rollout.vllm.server.secrets.token_hex", lambda _: "same")
     for engine in engines:
-        engine._token = "same"
         engine.use_adapter(path)
     engines[0].generate(PROMPTS, SAMPLING, SEEDS)
     servers[0].set(model_faults=[{"data": [{"id": "base", "parent": None}]}])
@@ -378,11 +380,11 @@ JSON = st.recursive(
 @given(JSON)
 def test_no_answer_breaks_the_reader(answer):
     with suppress(Unavailable, EngineError):
-        found, _ = _answer(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
+        found, _ = read_completion(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
         assert found
         assert all(isinstance(token, int) and 0 <= token < 9 for token in found)
     with suppress(Unavailable):
-        assert isinstance(_models(answer)[0], str)
+        assert isinstance(read_models(answer)[0], str)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", ""])

@@ -30,12 +30,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from opasd.losses.attention_chunked import AttentionComparison
-from opasd.losses.fused import attention_backward, attention_compare, attention_forward
-from opasd.losses.fused.attention_plan import HostAlignment, LaunchPlan, make_launch_plan
+from opasd.choices import Divergence, Handling
+from opasd.losses.fused import attention_backward, attention_forward
+from opasd.losses.fused.attention_plan import Plan, Rollout, make_plan
 from opasd.losses.fused.launch import launch
 from opasd.losses.inputs import LayerBatch
 
+KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
+HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}
 LOG2E = 1 / math.log(2)
 
 
@@ -99,7 +101,7 @@ def _gpu(device: torch.device) -> _Gpu:
     return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
 
 
-def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[HostAlignment]) -> str | None:
+def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Rollout]) -> str | None:
     """What these kernels cannot do of the request, or None."""
     tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
     head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
@@ -124,8 +126,11 @@ def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Hos
 def attention_losses(
     student: LayerBatch,
     teacher: LayerBatch,
-    rollouts: Sequence[HostAlignment],
-    comparison: AttentionComparison,
+    rollouts: Sequence[Rollout],
+    *,
+    divergence: Divergence,
+    jsd_beta: float,
+    handling: Handling,
     seeds: Sequence[int],
     weights_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -137,10 +142,12 @@ def attention_losses(
     strides = (_dense_strides(query), _dense_strides(key))
     plan = None
     if rollouts:
-        shuffled = seeds if comparison.handling == "shuffle" else None
+        shuffled = seeds if handling == "shuffle" else None
         key_tile = tiles.key_gradients.BN
-        plan = make_launch_plan(student, teacher, strides, rollouts, weights_T, shuffled, tiles.rows, key_tile)
-    setting = _Setting(plan, tiles, strides, student.scaling, student.softcap, comparison)
+        plan = make_plan(student, teacher, strides, rollouts, weights_T, shuffled, tiles.rows, key_tile)
+    setting = _Setting(
+        plan, tiles, strides, student.scaling, student.softcap, KINDS[divergence], jsd_beta, HANDLINGS[handling]
+    )  # fmt: skip
     return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
 
 
@@ -162,18 +169,19 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 class _Setting(NamedTuple):
-    """Everything beside the tensors that one set of launches needs."""
+    """What one set of launches needs beside the tensors."""
 
-    plan: LaunchPlan | None
-    """None without rollouts."""
+    plan: Plan | None
     tiles: Tiling
     gradient_strides: tuple[tuple[int, ...], tuple[int, ...]]
     scaling: float
     softcap: float | None
-    comparison: AttentionComparison
+    kind: int
+    jsd_beta: float
+    handling: int
 
 
-def _constants(setting: _Setting, plan: LaunchPlan, query: Tensor, key: Tensor) -> dict[str, Any]:
+def _constants(setting: _Setting, plan: Plan, query: Tensor, key: Tensor) -> dict[str, Any]:
     """What every kernel with a matrix product is compiled for."""
     head_size = query.shape[-1]
     return {
@@ -195,13 +203,7 @@ def _scales(scaling: float, softcap: float | None) -> tuple[float, float]:
 
 
 def _forward(
-    setting: _Setting,
-    plan: LaunchPlan,
-    query: Tensor,
-    key: Tensor,
-    sinks: Tensor | None,
-    teacher: LayerBatch,
-    gradient: bool,
+    setting: _Setting, plan: Plan, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Readings, the student's normalisers, and c (empty without gradient)."""
     tiles, device, num_heads = setting.tiles, query.device, query.shape[1]
@@ -240,12 +242,11 @@ def _forward(
                 plan.windows[0], scale, cap, TEACHER=teaches, **constants, **tiles.averages.options(group),
             )  # fmt: skip
         launch(
-            attention_compare.comparison, (plan.rows * chunk.num_blocks,),
+            attention_forward.comparison, (plan.rows * chunk.num_blocks,),
             plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
             plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
-            setting.comparison.jsd_beta,
-            KIND=setting.comparison.formulas.kernel_code, WINDOWED=plan.windowed, GRADIENT=gradient,
-            HANDLING=attention_compare.HANDLINGS[setting.comparison.handling],
+            setting.jsd_beta,
+            KIND=setting.kind, HANDLING=setting.handling, WINDOWED=plan.windowed, GRADIENT=gradient,
             HEADS=1 << (num_heads - 1).bit_length(), ROWS=plan.rows, BLOCK=tiles.block, num_warps=tiles.block_warps,
         )  # fmt: skip
     return readings, lse_S, centred
@@ -253,7 +254,7 @@ def _forward(
 
 def _backward(
     setting: _Setting,
-    plan: LaunchPlan,
+    plan: Plan,
     query: Tensor,
     key: Tensor,
     sinks: Tensor | None,

@@ -1,9 +1,11 @@
-"""For the length of a decoding step, a model's small operations are one kernel each.
+"""Run a model's small operations as one kernel each, for the length of a decoding step.
 
-Nothing is assumed from names: a norm or a rotary embedding is replaced only where the kernel gives what the model's own
-code gives on random numbers, else it stays. Adapters stay adapters: their product is added to the base's, not merged,
-where half of a weight's last bit would be lost; in half precision they are rounded as a training step without dropout
-rounds them (`opasd.model.lora`).
+A step with one new token in each row spends its time on launching many small operations. The only way to replace them
+is to patch the model's modules; `fused` does so within a block and undoes it. Names decide nothing: a norm or a rotary
+embedding is replaced only if the kernel gives what the model's own code gives on random numbers.
+
+Adapters stay adapters: their product is added to the base's. Merging would lose half of a weight's last bit. In half
+precision the adapters are rounded as a training step without dropout rounds them (`opasd.model.lora`).
 """
 
 import importlib.util
@@ -15,50 +17,59 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_verdicts: dict[tuple[object, ...], bool] = {}
-"""Whether a kernel gives what a piece of model code gives, in a precision."""
-Rounded = dict[nn.Module, tuple[Tensor, Tensor]]
+AGREEMENTS: dict[tuple[object, ...], bool] = {}
+"""Whether a kernel agrees with a piece of model code in a number format and on a device; tried once in a process."""
+RoundedAdapters = dict[nn.Module, tuple[Tensor, Tensor]]
 """A and s·B of LoRA layers in the activations' format."""
 
 
 def kernels_available(device: torch.device) -> bool:
-    """Whether Triton's kernels run here; they want tensor cores that know bfloat16."""
+    """Whether Triton's kernels run here; they need tensor cores with bfloat16."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @contextmanager
-def fused(model: nn.Module, rounded: Rounded) -> Iterator[None]:
-    """While entered, forwards of one new token a row run in the model's fused form; `model` is in eval mode.
+def fused(model: nn.Module, rounded: RoundedAdapters) -> Iterator[None]:
+    """Within the block, forwards with one new token in each row are fused; `model` is in eval mode.
 
-    `rounded` is filled with what the forwards read besides the model: it must outlive any graph of them, and holds
-    while no weight changes."""
+    `rounded` is filled with tensors that these forwards read. It must outlive every graph of them, and it is valid only
+    while no weight changes.
+    """
     with ExitStack() as stack:
         for module in model.modules():
             forward = _norm(module) or _adapted(module, rounded)
             if forward is not None:
-                if "forward" in module.__dict__:
-                    stack.callback(module.__dict__.__setitem__, "forward", module.__dict__["forward"])
-                else:
-                    stack.callback(module.__dict__.pop, "forward")
-                module.forward = forward
+                stack.enter_context(_replaced(module.__dict__, "forward", forward))
         for name in {type(module).__module__ for module in model.modules()}:
             namespace = sys.modules[name].__dict__
             if callable(original := namespace.get("apply_rotary_pos_emb")):
-                namespace["apply_rotary_pos_emb"] = _rotary(original)
-                stack.callback(namespace.__setitem__, "apply_rotary_pos_emb", original)
+                stack.enter_context(_replaced(namespace, "apply_rotary_pos_emb", _rotary(original)))
         yield
 
 
+@contextmanager
+def _replaced(namespace: dict[str, Any], name: str, value: object) -> Iterator[None]:
+    was_there, before = name in namespace, namespace.get(name)
+    namespace[name] = value
+    try:
+        yield
+    finally:
+        if was_there:
+            namespace[name] = before
+        else:
+            del namespace[name]
+
+
 def _is_wrapped(module: nn.Module) -> bool:
-    """Whether the module was given another forward, which may do more than its class says; liger-kernel's does not."""
+    """Whether the module has a forward that may do more than its class says; Liger's forwards do not."""
     forward = module.__dict__.get("forward")
     return forward is not None and not is_ligers(forward)
 
 
 def is_ligers(function: Callable[..., Any]) -> bool:
-    """Whether a function is one of liger-kernel's."""
+    """Whether liger-kernel defines a function."""
     return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
@@ -66,6 +77,7 @@ def is_ligers(function: Callable[..., Any]) -> bool:
 
 
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return the fused forward of an RMS norm, or None for any other module."""
     from opasd.rollout.transformers import kernels
 
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -81,30 +93,31 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         x = _numbers(3, 1, weight.shape[0], like=weight)
         return _close([forward(x)], [module(x)])
 
-    return forward if _verdict((type(module), weight.dtype, weight.device), agrees) else None
+    return forward if _agreement((type(module), weight.dtype, weight.device), agrees) else None
 
 
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
 
 
 def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that rotates with the kernel wherever it agrees with `original`."""
     from opasd.rollout.transformers import kernels
 
     def fits(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
-        (B, _, T, D), alike = query.shape, (query.dtype, key.dtype, cos.dtype, sin.dtype)
+        (B, _, T, D), dtypes = query.shape, {query.dtype, key.dtype, cos.dtype, sin.dtype}
         return (
-            T == 1 and D % 2 == 0 and cos.shape == sin.shape == (B, 1, D) and len(set(alike)) == 1
+            T == 1 and D % 2 == 0 and cos.shape == sin.shape == (B, 1, D) and len(dtypes) == 1
             and query.stride(-1) == key.stride(-1) == cos.stride(-1) == 1 and cos.stride() == sin.stride()
         )  # fmt: skip
 
     def agrees(query: Tensor) -> bool:
         D = query.shape[-1]
-        given = [_numbers(*shape, like=query) for shape in ((3, 4, 1, D), (3, 2, 1, D), (3, 1, D), (3, 1, D))]
-        return _close(kernels.rotate(*given), original(*given))
+        inputs = [_numbers(*shape, like=query) for shape in ((3, 4, 1, D), (3, 2, 1, D), (3, 1, D), (3, 1, D))]
+        return _close(kernels.rotate(*inputs), original(*inputs))
 
     def apply(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         plain = not args and not kwargs and query.ndim == key.ndim == 4 and fits(query, key, cos, sin)
-        if plain and _verdict((original, query.dtype, query.device, query.shape[-1]), lambda: agrees(query)):
+        if plain and _agreement((original, query.dtype, query.device, query.shape[-1]), lambda: agrees(query)):
             return kernels.rotate(query, key, cos, sin)
         return original(query, key, cos, sin, *args, **kwargs)
 
@@ -114,8 +127,8 @@ def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
 # ---- adapters -------------------------------------------------------------------------------------------------------
 
 
-def _adapted(module: nn.Module, rounded: Rounded) -> Callable[[Tensor], Tensor] | None:
-    """A plain LoRA layer with one active adapter."""
+def _adapted(module: nn.Module, rounded: RoundedAdapters) -> Callable[[Tensor], Tensor] | None:
+    """Return the fused forward of a plain LoRA layer with one active adapter, or None for any other module."""
     from peft.tuners.lora import Linear
 
     from opasd.model.lora import FusedLinear
@@ -151,10 +164,10 @@ def _adapted(module: nn.Module, rounded: Rounded) -> Callable[[Tensor], Tensor] 
 # ---- whether two computations agree ---------------------------------------------------------------------------------
 
 
-def _verdict(key: tuple[object, ...], agrees: Callable[[], bool]) -> bool:
-    if key not in _verdicts:
-        _verdicts[key] = agrees()
-    return _verdicts[key]
+def _agreement(key: tuple[object, ...], agrees: Callable[[], bool]) -> bool:
+    if key not in AGREEMENTS:
+        AGREEMENTS[key] = agrees()
+    return AGREEMENTS[key]
 
 
 def _numbers(*shape: int, like: Tensor) -> Tensor:
@@ -162,9 +175,9 @@ def _numbers(*shape: int, like: Tensor) -> Tensor:
     return torch.randn(shape, generator=generator).to(like)
 
 
-def _close(found: Any, expected: Any) -> bool:
+def _close(outputs: Any, expected: Any) -> bool:
     return all(
         a.shape == b.shape and a.dtype == b.dtype
         and bool((a.double() - b.double()).norm() <= torch.finfo(a.dtype).eps * b.double().norm())
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(outputs, expected, strict=True)
     )  # fmt: skip

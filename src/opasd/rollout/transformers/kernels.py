@@ -1,7 +1,7 @@
-"""Triton kernels of a decoding step: what plain PyTorch does in many small launches, in one each.
+"""Triton kernels of a decoding step: each replaces many small launches of plain PyTorch by one.
 
-At one new token a row a step is bound by the number of launches and by reading the weights and the cache. Each kernel
-rounds where the code that it stands for rounds, so that half precision stays the same up to the order of sums.
+With one new token in each row, the number of launches and the reading of weights and cache bound a step. Each kernel
+rounds where the code that it replaces rounds, so results in half precision differ by the order of sums alone.
 
 Shapes: B rows, H query heads, K key heads, S cache positions, D head size, C chunks of the cache, M rows of a matrix
 product, N its outputs, F its inputs, R rank.
@@ -14,14 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK_KEYS = 256
-"""Keys that one program reads; more where the cache has more than `MAX_CHUNKS` such chunks."""
+"""Keys that one program reads; more if the cache has more than `MAX_CHUNKS` such chunks."""
 MAX_CHUNKS = 32
 MAX_RANK = 256
-"""The largest LoRA rank whose tiles stay in registers."""
+"""Largest LoRA rank with tiles that stay in registers."""
 MANY_ROWS = 128
-"""From here on matrix products of half precision are the library's: they are bound by arithmetic."""
+"""From this many rows on, arithmetic bounds products in half precision, and the library's are faster."""
 PRECISION = "tf32x3"
-"""How float32 is multiplied: on tensor cores, in three parts, as exact as on the others and twice as fast."""
+"""Multiply float32 on tensor cores in three parts: as exact as on other cores and twice as fast."""
 _LOG2E = 1.4426950408889634
 
 
@@ -64,10 +64,10 @@ def _attend_chunk(
             sums = sums * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
             total = total * shrink + tl.sum(weight, 1)
             highest = higher
-        place = (row * heads + own) * chunks + chunk
-        kept = (g[:, None] < GROUP) & (v[None, :] < V)
-        tl.store(partial + place[:, None] * V + v[None, :], sums / total[:, None], mask=kept)
-        tl.store(logsum + place, highest + tl.log2(total), mask=g < GROUP)
+        offset = (row * heads + own) * chunks + chunk
+        inside = (g[:, None] < GROUP) & (v[None, :] < V)
+        tl.store(partial + offset[:, None] * V + v[None, :], sums / total[:, None], mask=inside)
+        tl.store(logsum + offset, highest + tl.log2(total), mask=g < GROUP)
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -78,16 +78,16 @@ def _join_chunks(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     used = tl.load(last + row * last_b) // CHUNK + 1
     c, v = tl.arange(0, C_PAD), tl.arange(0, V_PAD)
-    place = (row * heads + head) * chunks + c
-    logs = tl.load(logsum + place, mask=c < used, other=float("-inf"))
+    offset = (row * heads + head) * chunks + c
+    logs = tl.load(logsum + offset, mask=c < used, other=float("-inf"))
     weight = tl.exp2(logs - tl.max(logs, 0))
-    parts = tl.load(partial + place[:, None] * V + v[None, :], mask=(c[:, None] < used) & (v[None, :] < V), other=0.0)
+    parts = tl.load(partial + offset[:, None] * V + v[None, :], mask=(c[:, None] < used) & (v[None, :] < V), other=0.0)
     joined = tl.sum(weight[:, None] * parts, 0) / tl.sum(weight, 0)
     tl.store(output + (row * heads + head) * V + v, joined.to(output.dtype.element_ty), mask=v < V)
 
 
 def attend(query_BH1D: Tensor, keys_BKSD: Tensor, values_BKSV: Tensor, last_B: Tensor, scaling: float) -> Tensor:
-    """[B, 1, H, V]: each row's query over its keys 0 … last."""
+    """Return attention outputs [B, 1, H, V] of each row's query over its keys 0 … last."""
     B, H, _, D = query_BH1D.shape
     K, S, V = keys_BKSD.shape[1], keys_BKSD.shape[2], values_BKSV.shape[-1]
     chunk = max(CHUNK_KEYS, triton.next_power_of_2(triton.cdiv(S, MAX_CHUNKS)))
@@ -126,7 +126,7 @@ def _store(
 
 
 def store(key_BK1D: Tensor, value_BK1V: Tensor, keys_BKSD: Tensor, values_BKSV: Tensor, last_B: Tensor) -> None:
-    """Write each row's new key and value at its place in the cache."""
+    """Write each row's new key and value into the cache at its position `last`."""
     (B, K, _, D), V = key_BK1D.shape, value_BK1V.shape[-1]
     assert key_BK1D.stride(-1) == value_BK1V.stride(-1) == 1
     _store[(B, K)](
@@ -142,16 +142,16 @@ def store(key_BK1D: Tensor, value_BK1V: Tensor, keys_BKSD: Tensor, values_BKSV: 
 @triton.jit
 def _rms_norm(x, weight, output, stride, eps, SIZE: tl.constexpr, PAD: tl.constexpr):
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, PAD)
-    kept = d < SIZE
-    given = tl.load(x + row * stride + d, mask=kept, other=0.0)
-    wide = given.to(tl.float32)
-    normed = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)).to(given.dtype)
-    scaled = tl.load(weight + d, mask=kept, other=0.0).to(tl.float32) * normed.to(tl.float32)
-    tl.store(output + row * SIZE + d, scaled.to(output.dtype.element_ty), mask=kept)
+    inside = d < SIZE
+    inputs = tl.load(x + row * stride + d, mask=inside, other=0.0)
+    wide = inputs.to(tl.float32)
+    normed = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)).to(inputs.dtype)
+    scaled = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32) * normed.to(tl.float32)
+    tl.store(output + row * SIZE + d, scaled.to(output.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight · (x / rms(x)), the quotient rounded to x's precision first, over the last dimension."""
+    """Return weight · (x / rms(x)) over the last dimension, with the quotient rounded to x's precision first."""
     size = x.shape[-1]
     rows = x.reshape(-1, size)
     output = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
@@ -168,7 +168,7 @@ def _rotate(
     HALF: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     row, head, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, PAD)
-    kept = d < HALF
+    inside = d < HALF
     if head < heads:
         source = query + row * query_b + head * query_h
         target = new_query + (row * heads + head) * 2 * HALF
@@ -176,19 +176,19 @@ def _rotate(
         source = key + row * key_b + (head - heads) * key_h
         target = new_key + (row * key_heads + head - heads) * 2 * HALF
     narrow = query.dtype.element_ty
-    first = tl.load(source + d, mask=kept).to(tl.float32)
-    second = tl.load(source + HALF + d, mask=kept).to(tl.float32)
+    first = tl.load(source + d, mask=inside).to(tl.float32)
+    second = tl.load(source + HALF + d, mask=inside).to(tl.float32)
     angle = row * angle_b + d
-    left = (first * tl.load(cos + angle, mask=kept).to(tl.float32)).to(narrow).to(tl.float32)
-    left -= (second * tl.load(sin + angle, mask=kept).to(tl.float32)).to(narrow).to(tl.float32)
-    right = (second * tl.load(cos + angle + HALF, mask=kept).to(tl.float32)).to(narrow).to(tl.float32)
-    right += (first * tl.load(sin + angle + HALF, mask=kept).to(tl.float32)).to(narrow).to(tl.float32)
-    tl.store(target + d, left.to(narrow), mask=kept)
-    tl.store(target + HALF + d, right.to(narrow), mask=kept)
+    left = (first * tl.load(cos + angle, mask=inside).to(tl.float32)).to(narrow).to(tl.float32)
+    left -= (second * tl.load(sin + angle, mask=inside).to(tl.float32)).to(narrow).to(tl.float32)
+    right = (second * tl.load(cos + angle + HALF, mask=inside).to(tl.float32)).to(narrow).to(tl.float32)
+    right += (first * tl.load(sin + angle + HALF, mask=inside).to(tl.float32)).to(narrow).to(tl.float32)
+    tl.store(target + d, left.to(narrow), mask=inside)
+    tl.store(target + HALF + d, right.to(narrow), mask=inside)
 
 
 def rotate(query_BH1D: Tensor, key_BK1D: Tensor, cos_B1D: Tensor, sin_B1D: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary embedding of one position a row, in two halves, all of whose products are rounded."""
+    """Return queries and keys of one position in each row, rotated in two halves; every product is rounded."""
     (B, H, _, D), K = query_BH1D.shape, key_BK1D.shape[1]
     assert cos_B1D.stride() == sin_B1D.stride()
     new_query, new_key = query_BH1D.new_empty(B, H, 1, D), key_BK1D.new_empty(B, K, 1, D)
@@ -213,12 +213,12 @@ def _shrink(
         weight = tl.load(
             down + r[None, :] * features + at[:, None], mask=(r[None, :] < rank) & (at[:, None] < features), other=0.0
         )
-        given = tl.load(
+        inputs = tl.load(
             x + m[:, None] * x_m + at[None, :], mask=(m[:, None] < rows) & (at[None, :] < features), other=0.0
         )
-        sums += tl.dot(given.to(weight.dtype), weight, input_precision=PRECISION)
-    place = (slab * rows + m)[:, None] * rank + r[None, :]
-    tl.store(partial + place, sums, mask=(m[:, None] < rows) & (r[None, :] < rank))
+        sums += tl.dot(inputs.to(weight.dtype), weight, input_precision=PRECISION)
+    offset = (slab * rows + m)[:, None] * rank + r[None, :]
+    tl.store(partial + offset, sums, mask=(m[:, None] < rows) & (r[None, :] < rank))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -229,18 +229,18 @@ def _expand(
     m, n, r = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, R_PAD)
     low = tl.zeros([BM, R_PAD], tl.float32)
     for slab in range(slabs):
-        place = (slab * rows + m)[:, None] * rank + r[None, :]
-        low += tl.load(partial + place, mask=(m[:, None] < rows) & (r[None, :] < rank), other=0.0)
+        offset = (slab * rows + m)[:, None] * rank + r[None, :]
+        low += tl.load(partial + offset, mask=(m[:, None] < rows) & (r[None, :] < rank), other=0.0)
     weight = tl.load(up + n[None, :] * rank + r[:, None], mask=(n[None, :] < outputs) & (r[:, None] < rank), other=0.0)
     added = tl.dot(low.to(weight.dtype), weight, input_precision=PRECISION) * scaling
     at = result + m[:, None].to(tl.int64) * outputs + n[None, :]
-    kept = (m[:, None] < rows) & (n[None, :] < outputs)
-    base = tl.load(at, mask=kept, other=0.0)
-    tl.store(at, (base.to(tl.float32) + added).to(base.dtype), mask=kept)
+    inside = (m[:, None] < rows) & (n[None, :] < outputs)
+    base = tl.load(at, mask=inside, other=0.0)
+    tl.store(at, (base.to(tl.float32) + added).to(base.dtype), mask=inside)
 
 
 def add_lora(result: Tensor, x: Tensor, down_RF: Tensor, up_NR: Tensor, scaling: float) -> Tensor:
-    """`result` + scaling · x Aᵀ Bᵀ, in place; sums in an order that does not depend on the machine's mood."""
+    """Add scaling · x Aᵀ Bᵀ to `result` in place; the order of sums is fixed, so the result is deterministic."""
     rank, features = down_RF.shape
     outputs = up_NR.shape[0]
     x_MF, result_MN = x.reshape(-1, features), result.view(-1, outputs)

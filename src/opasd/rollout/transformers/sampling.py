@@ -1,10 +1,13 @@
-"""One token for each row, from logits and one uniform number a row.
+"""Draw one token for each row, from its logits and one uniform number.
 
-temperature, then top-k, top-p and min-p on what is left, as in transformers (vLLM takes min-p before top-p); then the
-inverse of the cumulative distribution at the uniform number, over tokens from the likeliest down.
+Sampling applies the temperature, then top-k, top-p and min-p to the tokens that are left, as transformers does (vLLM
+applies min-p before top-p). It then inverts the cumulative distribution at the uniform number, over tokens from the
+likeliest down.
 
 Shapes: B rows, V vocabulary, K tokens kept.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +15,16 @@ from torch import Tensor
 from opasd.config import SamplingConfig
 
 
-def sample(logits_BV: Tensor, uniform_B: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Token ids [B]; the same logits and uniform numbers in [0, 1) give the same tokens, whatever the batch.
+def uniform_numbers(seeds: Sequence[int], steps: int) -> Tensor:
+    """Return numbers in [0, 1) of shape [steps, B]; each column comes from a generator with its own seed."""
+    columns = [torch.rand(steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    return torch.stack(columns, -1)
 
-    A row with NaN or +inf has no distribution: its token is some id, and the caller's to discard.
+
+def sample(logits_BV: Tensor, uniform_B: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Return token ids [B]; equal logits and uniform numbers give equal tokens, whatever else is in the batch.
+
+    A row with NaN or +inf has no distribution: its token is arbitrary, and the caller must discard it.
     """
     if sampling.temperature == 0:
         return logits_BV.argmax(-1)
@@ -29,15 +38,14 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, sampling: SamplingConfig) -> Te
 
 
 def kept_tokens(logits_BV: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
-    """Probabilities [B, K], 0 where a token is not kept, and token ids [B, K], likeliest first."""
-    kept = min(sampling.top_k or logits_BV.shape[-1], logits_BV.shape[-1])
-    logits_BK, token_BK = logits_BV.topk(kept, -1)
+    """Return probabilities [B, K], which are 0 for dropped tokens, and token ids [B, K], likeliest first."""
+    count = min(sampling.top_k or logits_BV.shape[-1], logits_BV.shape[-1])
+    logits_BK, token_BK = logits_BV.topk(count, -1)
     probability_BK = (logits_BK.float() / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
         before_BK = probability_BK.cumsum(-1) - probability_BK
-        # The likeliest token is kept whatever its probability.
         outside_BK = before_BK >= sampling.top_p
-        outside_BK[:, 0] = False
+        outside_BK[:, 0] = False  # the likeliest token stays, whatever its probability
         probability_BK = probability_BK.masked_fill(outside_BK, 0)
     if sampling.min_p > 0:
         probability_BK = probability_BK.masked_fill(probability_BK < sampling.min_p * probability_BK[:, :1], 0)

@@ -1,8 +1,8 @@
-"""A key-value cache with one slot a sequence, each filled to a length of its own.
+"""A key-value cache with one slot for each sequence, each filled to its own length.
 
-A prompt lies at the start of its slot, so nothing is padded and no mask is built: a decoding step gets each row's last
-position where transformers models expect a prepared mask, and attention reads that far. The storage never moves, so a
-step can be captured as a CUDA graph and replayed.
+A prompt lies at the start of its slot, so nothing is padded and no mask is built. A decoding step passes each row's
+last position where transformers models expect a prepared mask, and attention reads up to that position. The storage
+never moves, so a step can be captured as a CUDA graph and replayed.
 
 Shapes: B rows, H query heads, K key heads, T new positions, S positions of a slot, D head size.
 """
@@ -17,21 +17,22 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from opasd.model.registry import configurations, use_attention
 from opasd.rollout.transformers.fusing import kernels_available
 
 IMPLEMENTATION = "opasd_slots"
-"""The attention implementation of a decoding step; it has no mask function, so models build no mask for it."""
-_UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias", "cu_seq_lens_q")
-"""What attention over slots does not do."""
+"""Name of the attention of a decoding step; it has no mask function, so models build no mask for it."""
+_UNSUPPORTED = ("softcap", "s_aux", "sliding_window", "position_bias", "cu_seq_lens_q")
+"""Arguments of attention functions that `slots_attention` cannot honour."""
 
 
 class SlotsError(Exception):
-    """A model whose attention or cache the slots cannot stand for."""
+    """The model's attention cannot run over slots."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer keeps of a token."""
+    """The keys and values that one layer stores for a token."""
 
     heads: int
     key_size: int
@@ -44,7 +45,7 @@ class LayerShape:
 
 
 def layer_shapes(cache: DynamicCache) -> tuple[LayerShape, ...]:
-    """The shapes of a cache that was used."""
+    """Return the shapes of the layers of a cache that holds tokens."""
     shapes = []
     for layer in cache.layers:
         assert isinstance(layer, DynamicLayer)
@@ -61,18 +62,24 @@ class SlotCache(Cache):
         self.slots = [_SlotLayer(shape, rows, length, device) for shape in shapes]
         super().__init__(layers=list(self.slots))
 
-    def at(self, place: Tensor, *, decoding: bool) -> None:
-        """The next forward fills the slots `place` from the start or, `decoding`, the position `place` of each row."""
+    def fill(self, slots: Tensor) -> None:
+        """Let the next forward write its prompts to these slots, each from the start."""
         for layer in self.slots:
-            layer.place, layer.decoding = place, decoding
+            layer.target, layer.extends = slots, False
+
+    def extend(self, positions: Tensor) -> None:
+        """Let the next forward write one token to each row, at these positions."""
+        for layer in self.slots:
+            layer.target, layer.extends = positions, True
 
     def clear(self, slots: Tensor) -> None:
-        """Forget what slots held: a masked NaN would still spoil a plain weighted sum."""
+        """Set slots to 0: a NaN in them would spoil a weighted sum even where it is masked."""
         for layer in self.slots:
             layer.stored_keys.index_fill_(0, slots, 0)
             layer.stored_values.index_fill_(0, slots, 0)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the contents of slots to other slots."""
         for layer in self.slots:
             layer.stored_keys[targets] = layer.stored_keys[sources]
             layer.stored_values[targets] = layer.stored_values[sources]
@@ -86,25 +93,25 @@ class _SlotLayer(CacheLayerMixin):
         self.stored_keys = torch.zeros(rows, shape.heads, length, shape.key_size, dtype=shape.dtype, device=device)
         self.stored_values = torch.zeros(rows, shape.heads, length, shape.value_size, dtype=shape.dtype, device=device)
         self.is_initialized = True
-        self.place, self.decoding = torch.empty(0), False
+        self.target, self.extends = torch.empty(0), False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         rows, _, new, _ = key_states.shape
-        if not self.decoding:
-            self.stored_keys[self.place, :, :new] = key_states
-            self.stored_values[self.place, :, :new] = value_states
+        if not self.extends:
+            self.stored_keys[self.target, :, :new] = key_states
+            self.stored_values[self.target, :, :new] = value_states
             return key_states, value_states
         keys, values = self.stored_keys[:rows], self.stored_values[:rows]
         if kernels_available(keys.device):
             from opasd.rollout.transformers import kernels
 
-            kernels.store(key_states, value_states, keys, values, self.place)
+            kernels.store(key_states, value_states, keys, values, self.target)
         else:
             every = torch.arange(rows, device=keys.device)
-            keys[every, :, self.place] = key_states[:, :, 0]
-            values[every, :, self.place] = value_states[:, :, 0]
+            keys[every, :, self.target] = key_states[:, :, 0]
+            values[every, :, self.target] = value_states[:, :, 0]
         return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -120,7 +127,7 @@ class _SlotLayer(CacheLayerMixin):
 
 
 def fits(config: PreTrainedConfig) -> bool:
-    """Whether every layer of the model's cache grows by one key and value a token, and does nothing else."""
+    """Whether every layer of the model's cache grows by one key and one value for each token, and does nothing else."""
     layers = DynamicCache(config=config).layers
     return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)
 
@@ -132,13 +139,13 @@ def slots_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention of one new token a row; `attention_mask` holds each row's last position, [B, 1, 1, 1]."""
-    unknown = [name for name in _UNKNOWN if kwargs.get(name) is not None]
+    """Attend from one new token in each row; `attention_mask` [B, 1, 1, 1] holds the rows' last positions."""
+    unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     last = attention_mask
-    if unknown or dropout or query.shape[2] != 1:
-        raise SlotsError(f"attention with {', '.join(unknown) or 'dropout or several queries'}")
+    if unsupported or dropout or query.shape[2] != 1:
+        raise SlotsError(f"its attention has {', '.join(unsupported) or 'dropout or several queries'}")
     if last is None or last.shape != (query.shape[0], 1, 1, 1) or last.dtype != torch.long:
-        raise SlotsError("a model that changes a prepared attention mask")
+        raise SlotsError("it changes a prepared attention mask")
     scaling = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     if kernels_available(query.device):
         from opasd.rollout.transformers import kernels
@@ -157,14 +164,9 @@ AttentionInterface.register(IMPLEMENTATION, slots_attention)
 
 @contextmanager
 def attending_to_slots(model: nn.Module) -> Iterator[None]:
-    """While entered, the model's attention is `slots_attention`."""
-    found = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values()
-    before = [config._attn_implementation_internal for config in configs]
+    """Within the block, the model's attention is `slots_attention`."""
+    restore = use_attention(configurations(model), IMPLEMENTATION)
     try:
-        for config in configs:
-            config._attn_implementation_internal = IMPLEMENTATION
         yield
     finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation_internal = implementation
+        restore()

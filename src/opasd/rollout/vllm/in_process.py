@@ -1,16 +1,16 @@
-"""Rollouts with vLLM in the training process; the one file that imports it.
+"""Sample rollouts with vLLM in the training process; the only file that imports it.
 
-It has its own copy of the base weights on the training device and takes the student's adapter as an adapter, never
-merged. Without adapters all weights are copied over. Between batches it sleeps where the device can, so that rollout
-and update have the memory in turn.
+vLLM has a copy of the base weights on the training device and serves the student's adapter as an adapter, never merged.
+Without adapters all weights are copied over. Between batches it sleeps if the device allows it, so rollouts and updates
+use the memory in turn.
 
-In the process of another, vLLM seeds the global generators, replaces `torch.set_num_threads` and sets environment
-variables that child processes would inherit; all that is put back.
+vLLM changes the process around it: it seeds the global random generators, replaces `torch.set_num_threads` and sets
+environment variables that child processes would inherit. The engine undoes all that.
 """
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,86 +18,120 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
-from opasd.config import VLLMConfig
+from opasd.config import ModelConfig, RolloutConfig
 from opasd.errors import ConfigError
+from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
-from opasd.rollout.engine import Completion
-from opasd.rollout.vllm.serving import ServingEngine
+from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
+from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, adapter_rank
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""
 
 
 class VLLMEngine(ServingEngine):
-    """vLLM over the base in `source`; samples from `student` where one is given, else from what `use_adapter` says."""
+    """vLLM over `base`.
+
+    It samples from the adapter `student`, or from the model `weights`, or from the adapter given to `use_adapter`.
+    """
 
     def __init__(
         self,
-        source: str,
-        stop: frozenset[int],
+        config: RolloutConfig,
+        base: ServedBase,
         longest: int,
-        config: VLLMConfig,
         *,
         dtype: str,
-        max_batch: int = 256,
         rank: int = 0,
-        student: AdapterExport | nn.Module | None = None,
+        student: AdapterExport | None = None,
+        weights: nn.Module | None = None,
         processes: int = 1,
-        **options: Any,
     ) -> None:
-        """`rank` is the largest one of an adapter, 0 for none; `options` go to `vllm.LLM`."""
-        super().__init__(stop, longest)
-        self.student = student
+        """`rank` is the largest rank of an adapter, 0 for no adapters."""
+        super().__init__(config, base, longest)
+        self.student, self.weights = student, weights
+        self.half_precision = dtype in HALF_PRECISION
         self._on_gpu = torch.cuda.is_available()
-        self._sleeps = config.sleep and self._on_gpu
+        self._sleeps = config.vllm.sleep and self._on_gpu
         self._asleep = False
         self._versions = 0
         self._adapter: Any = None
         settings: dict[str, Any] = {
-            "model": source,
+            "model": base.source,
             "dtype": dtype,
-            "max_model_len": longest,
-            "max_num_seqs": max_batch,
-            "gpu_memory_utilization": config.memory_share,
-            "kv_cache_memory_bytes": config.cache_bytes,
-            "enforce_eager": config.eager or not self._on_gpu,
+            "max_model_len": self.longest,
+            "max_num_seqs": config.max_batch,
+            "gpu_memory_utilization": config.vllm.memory_share,
+            "kv_cache_memory_bytes": config.vllm.cache_bytes,
+            "enforce_eager": config.vllm.eager or not self._on_gpu,
             "enable_sleep_mode": self._sleeps,
             "logprobs_mode": "raw_logprobs",
             "skip_tokenizer_init": True,
             "use_tqdm_on_load": False,
             "generation_config": "vllm",
+            **base.loading,
         }
         if not self._on_gpu:
-            # A CPU's generator cannot be set back after a part of a prompt, which vLLM does to seeded requests.
-            settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(longest, 2048)}
+            # vLLM rewinds the generator of a seeded request after a part of its prompt, which a CPU's cannot do.
+            settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(self.longest, 2048)}
         if rank:
             largest = next(known for known in RANKS if known >= rank)
             settings |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": largest}
         if processes > 1:
             settings["distributed_executor_backend"] = "external_launcher"
-        with _undisturbed():
-            self._vllm = _import()
+        with undisturbed():
+            self._vllm = _import_vllm()
             try:
-                self._llm = self._vllm.LLM(**settings, **options)
+                self._llm = self._vllm.LLM(**settings)
             except (ValueError, RuntimeError, NotImplementedError) as error:
                 raise ConfigError(
-                    f"vLLM cannot serve {source}: {_reason(error)} (its gpu_memory_utilization is our "
+                    f"vLLM cannot serve {base.source}: {_reason(error)} (its gpu_memory_utilization is our "
                     "rollout.vllm.memory_share, its max_model_len our rollout.max_model_len)"
                 ) from error
         self._rest()
 
+    @classmethod
+    def for_training(
+        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
+        longest: int, process: int, processes: int,
+    ) -> RolloutEngine:  # fmt: skip
+        base = ServedBase.of_student(model, tokenizer, config.engine)
+        if not base.source:
+            raise ConfigError(
+                "rollout.engine: vllm loads the base itself, but the model was not loaded from a folder or the hub; "
+                "save it with save_pretrained and load it from there"
+            )
+        dtype = str(unwrap(model).dtype).removeprefix("torch.") if config.vllm.dtype == "auto" else config.vllm.dtype
+        if isinstance(model, PeftModel):
+            student = AdapterExport(model)
+            return cls(config, base, longest, dtype=dtype, rank=student.rank, student=student, processes=processes)
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        return cls(config, base, longest, dtype=dtype, weights=model if trains else None, processes=processes)
+
+    @classmethod
+    def for_evaluation(
+        cls, config: RolloutConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *,
+        longest: int, adapters: Sequence[Path],
+    ) -> AdapterEngine:  # fmt: skip
+        dtype = model.dtype if model.dtype != "auto" else config.vllm.dtype
+        if dtype == "auto" and not torch.cuda.is_available():
+            dtype = "float32"
+        rank = max(map(adapter_rank, adapters), default=0)
+        return cls(config, ServedBase.of_files(model, tokenizer), longest, dtype=dtype, rank=rank)
+
     def hand_over(self) -> None:
-        if isinstance(self.student, AdapterExport):
-            path = self.student.write()
+        if self.student is not None:
             old = self._adapter
-            self.use_adapter(path)
+            self.use_adapter(self.student.write())
             if old is not None:
                 self.student.forget(Path(old.lora_path))
-        elif self.student is not None:
+        elif self.weights is not None:
             self._wake()
-            self._copy_weights(self.student)
+            self._copy_weights(self.weights)
 
     def use_adapter(self, path: Path | None) -> None:
         if path is not None:
@@ -114,12 +148,12 @@ class VLLMEngine(ServingEngine):
         adapter = LoRARequest(f"opasd-{self._versions}", self._versions, str(path))
         try:
             self._llm.llm_engine.add_lora(adapter)
-        except Exception as error:  # vLLM has many of its own
+        except Exception as error:  # vLLM raises many types of its own
             raise ConfigError(f"vLLM cannot use the adapter in {path}: {_reason(error)}") from error
         self._adapter = adapter
 
     def close(self) -> None:
-        if isinstance(self.student, AdapterExport):
+        if self.student is not None:
             self.student.close()
         self._llm.llm_engine.engine_core.shutdown()
 
@@ -128,8 +162,8 @@ class VLLMEngine(ServingEngine):
             self._rest()
             return []
         self._wake()
-        # On a CPU, log-probabilities would first wait for a C++ compiler, for a sum.
-        with _random_numbers_kept(), nullcontext() if self._on_gpu else torch.compiler.set_stance("force_eager"):
+        # On a CPU, log-probabilities would wait for a C++ compiler, only to compute a sum.
+        with _random_state_kept(), nullcontext() if self._on_gpu else torch.compiler.set_stance("force_eager"):
             try:
                 outputs = self._llm.generate(
                     [{"prompt_token_ids": prompt} for prompt in prompts],
@@ -141,16 +175,15 @@ class VLLMEngine(ServingEngine):
                 self._rest()
         return [self._read(output.outputs[0]) for output in outputs]
 
-    def _read(self, found: Any) -> Completion:
-        ids = list(found.token_ids)
-        logprobs = None
-        if found.logprobs is not None:
-            logprobs = [place[token].logprob for token, place in zip(ids, found.logprobs, strict=True)]
-        return self._completion(ids, logprobs)
+    def _read(self, output: Any) -> Completion:
+        ids, logprobs = list(output.token_ids), None
+        if output.logprobs is not None:
+            logprobs = [options[token].logprob for token, options in zip(ids, output.logprobs, strict=True)]
+        return Completion.ended(ids, self.stop, logprobs=logprobs)
 
-    def _copy_weights(self, student: nn.Module) -> None:
-        check_whole(student)
-        weights = ((name, parameter.detach()) for name, parameter in student.named_parameters())
+    def _copy_weights(self, model: nn.Module) -> None:
+        check_whole(model)
+        weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self._on_gpu:
             self._llm.apply_model(_pack_heads)
@@ -168,15 +201,15 @@ class VLLMEngine(ServingEngine):
 
 
 def _pack_heads(model: nn.Module) -> None:
-    """On a CPU a head that is tied to the embedding has a packed copy of it, which a reload leaves as it was."""
+    """Renew the packed copy that a head tied to the embedding has on a CPU; a reload leaves the old one."""
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if method is not None and type(method).__name__ == "UnquantizedEmbeddingMethod":
             method.process_weights_after_loading(layer)
 
 
-def _import() -> Any:
-    """The module, told beforehand to stay in this process and off the standard output."""
+def _import_vllm() -> Any:
+    """Import vLLM, set up to stay in this process and off the standard output."""
     if find_spec("vllm") is None:
         raise ConfigError("rollout.engine: vllm needs vLLM; pip install 'opasd[vllm]'")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -189,11 +222,11 @@ def _import() -> Any:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put back what vLLM changes in the process around it; its own variables stay."""
+def undisturbed() -> Iterator[None]:
+    """Undo what vLLM changes in the process around it, except for its own environment variables."""
     threads, environment = torch.set_num_threads, dict(os.environ)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (vLLM seeds it)
-    with _random_numbers_kept():
+    with _random_state_kept():
         try:
             yield
         finally:
@@ -206,8 +239,8 @@ def _undisturbed() -> Iterator[None]:
             os.environ.update({name: value for name, value in environment.items() if not name.startswith("VLLM_")})
 
 
-def _random_numbers_kept() -> AbstractContextManager[None]:
-    """Seeded requests too take numbers from the global generator, and do not use them."""
+def _random_state_kept() -> AbstractContextManager[None]:
+    """Restore PyTorch's generators afterwards: seeded requests take numbers from them too, without using them."""
     return torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 

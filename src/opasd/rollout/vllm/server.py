@@ -1,40 +1,37 @@
-"""Rollouts with vLLM servers: OpenAI-compatible completions, token ids in and out.
+"""Sample rollouts on vLLM servers: OpenAI-compatible completions, token ids in and out.
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve MODEL --enable-lora --max-lora-rank 64
 
-A request goes to the server with the fewest under way. One that fails waits for another server, or for the same one to
-come back; a server that failed is asked for a sign of life after a pause that doubles, and gets the current adapter
-before it gets requests again. A completion depends on its seed alone, so it does not matter who gives it.
+This module knows what to say to one server: which base and adapter it must have, and how to read its answers. Module
+`dispatch` distributes the requests of a batch over all servers.
 """
 
-import logging
 import math
-import random
 import reprlib
 import secrets
-import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
-from opasd.config import ServersConfig
-from opasd.errors import EngineError
+from opasd.config import ModelConfig, RolloutConfig
+from opasd.errors import ConfigError, EngineError
 from opasd.rollout.adapters import AdapterExport, check_folder
-from opasd.rollout.engine import Completion
-from opasd.rollout.vllm.http import Client, Refused, Unavailable
-from opasd.rollout.vllm.serving import ServingEngine
+from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
+from opasd.rollout.vllm.dispatch import Batch, Server
+from opasd.rollout.vllm.http import Refused, Unavailable
+from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, adapter_rank
 
-_log = logging.getLogger(__name__)
-_jitter = random.Random()
 _PREFIX = "opasd-"
-PATIENCE = 5.0
-"""Seconds for which a server's share of a batch waits until it has taken the adapter."""
+_REMEMBERED = 8
+"""Names of replaced adapters that are still unloaded from a server that was away."""
 
 
 @dataclass(frozen=True)
@@ -43,62 +40,64 @@ class _Adapter:
     path: str
 
 
-class _Server:
-    """What is known of one server; touched by the dispatching thread alone, but for its client."""
-
-    def __init__(self, url: str, config: ServersConfig) -> None:
-        self.url = url.rstrip("/")
-        self.client = Client(url, config.probe_timeout)
-        self.ready = False
-        self.asking = False
-        self.under_way = 0
-        self.last_used = 0
-        self.failures = 0
-        """In a row, without a completion in between."""
-        self.failed_as = ""
-        self.ask_at = 0.0
-        self.epoch = 0
-        """Goes up when the server fails: what was sent before may still come back with the same failure."""
-        self.base = ""
-
-
 class ServerEngine(ServingEngine):
-    """Servers over the student's base; sample from `student` where one is given, else from what `use_adapter` says."""
+    """Servers over the student's base; they sample from `student`, or from the adapter given to `use_adapter`."""
 
     def __init__(
         self,
-        config: ServersConfig,
-        stop: frozenset[int],
+        config: RolloutConfig,
+        base: ServedBase,
         longest: int,
         *,
-        vocabulary: int,
-        max_batch: int = 256,
         student: AdapterExport | None = None,
-        first: bool = True,
+        is_first: bool = True,
         configured: bool = True,
     ) -> None:
-        """`max_batch` requests at most are under way at one server. Of several processes that train together, each has
-        an engine with the same servers, and the `first` hands the adapter over; only there `student` does anything.
-        Ids from `vocabulary` on are nonsense. What is not `configured` was given as --server, with nothing else to set.
+        """Processes that train together have one engine each, over the same servers; the first one writes the adapter.
+
+        `configured` is false if the addresses come from --server: messages then name no field of the configuration.
         """
-        super().__init__(stop, longest)
-        self.config = config
-        self.vocabulary = vocabulary
-        self.configured = configured
-        self.max_batch = max_batch
+        super().__init__(config, base, longest)
+        self.half_precision = config.vllm.dtype in HALF_PRECISION
+        self.vocabulary = int(getattr(base.config.get_text_config(), "vocab_size", None) or 2**31)
         self.student = student
-        self.first = first
-        self.servers = [_Server(url, config) for url in config.urls]
-        self._token = secrets.token_hex(4)
-        self._versions = 0
-        self._used = 0
+        self.is_first = is_first
+        self.configured = configured
+        self.settings = config.servers
+        self.servers = [Server(url, config.servers) for url in config.servers.urls]
         self._adapter: _Adapter | None = None
-        self._old: list[str] = []
+        self._replaced: list[str] = []
+
+    @classmethod
+    def for_training(
+        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
+        longest: int, process: int, processes: int,
+    ) -> RolloutEngine:  # fmt: skip
+        base = ServedBase.of_student(model, tokenizer, config.engine)
+        student = None
+        if isinstance(model, PeftModel):
+            folder = config.servers.adapter_dir
+            student = AdapterExport(model, Path(folder).expanduser().absolute() if folder else None)
+        elif any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError(
+                f"rollout.engine: {config.engine} takes adapters only, but all weights are trained; use "
+                "model.adaptation: lora, or rollout.engine: vllm"
+            )
+        return cls(config, base, longest, student=student, is_first=process == 0)
+
+    @classmethod
+    def for_evaluation(
+        cls, config: RolloutConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *,
+        longest: int, adapters: Sequence[Path],
+    ) -> AdapterEngine:  # fmt: skip
+        for path in adapters:
+            adapter_rank(path)  # refuses other adapters before anything is sampled
+        return cls(config, ServedBase.of_files(model, tokenizer), longest, configured=False)
 
     def hand_over(self) -> None:
         if self.student is None:
             return
-        path = _from_first(self.student.write, first=self.first)
+        path = _from_first(self.student.write, is_first=self.is_first)
         old = self._adapter
         self._switch(_Adapter(f"{_PREFIX}{path.parent.name}-{path.name}", str(path)))
         if old is not None:
@@ -107,15 +106,14 @@ class ServerEngine(ServingEngine):
     def use_adapter(self, path: Path | None) -> None:
         if path is not None:
             check_folder(path)
-        self._versions += 1
-        name = f"{_PREFIX}{self._token}-{self._versions}"
+        name = f"{_PREFIX}{secrets.token_hex(8)}"
         self._switch(None if path is None else _Adapter(name, str(path.absolute())))
 
     def close(self) -> None:
-        """Take the last adapter off the servers that answer, and remove its files."""
+        """Unload the last adapters from the servers that answer, and remove the files."""
         self._switch(None)
         for server in self.servers:
-            for name in self._old:
+            for name in self._replaced:
                 try:
                     self._unload(server, name)
                 except Unavailable:
@@ -125,213 +123,88 @@ class ServerEngine(ServingEngine):
 
     def _switch(self, adapter: _Adapter | None) -> None:
         if self._adapter is not None:
-            self._old = [*self._old[-8:], self._adapter.name]
+            self._replaced = [*self._replaced[-_REMEMBERED:], self._adapter.name]
         self._adapter = adapter
         for server in self.servers:
             server.ready = False
 
-    # ---- one batch --------------------------------------------------------------------------------------------------
-
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
         for server in self.servers:
-            server.under_way, server.asking = 0, False
-            server.failures = min(server.failures, self.config.retries)  # each batch tries once at least
-        pool = ThreadPoolExecutor(len(self.servers) * (min(self.max_batch, len(prompts)) + 1))
-        batch = _Batch(self, prompts, requests, pool)
+            server.start_batch(self.settings.retries)
+        pool = ThreadPoolExecutor(len(self.servers) * (min(self.config.max_batch, len(prompts)) + 1))
+        batch = Batch(self, prompts, requests, pool)
         try:
             return batch.run()
         finally:
-            if batch.running:  # an error or an interruption, or a server that is still silent: nobody waits for them
+            if batch.running:  # an error, an interruption or a silent server: nobody waits for these answers
                 for server in self.servers:
                     server.client.abort()
             pool.shutdown(wait=not batch.running, cancel_futures=True)
 
-    def ask(self, server: _Server) -> str:
-        """The name of the base that the server has; it is up, fits, and has the current adapter. In a thread."""
-        timeout = self.config.probe_timeout
+    # ---- calls to one server, each in a thread ----------------------------------------------------------------------
+
+    def prepare(self, server: Server) -> str:
+        """Check that a server is up and fits, give it the current adapter, and return the name of its base."""
         try:
-            models = server.client.call("/v1/models", timeout=timeout)
+            models = server.client.call("/v1/models", timeout=self.settings.probe_timeout)
         except Refused as error:
             raise EngineError(
                 f"{server.url} is no OpenAI-compatible server ({error}); correct {self.addresses}"
             ) from error
-        base, longest, names = _models(models)
+        base, longest, names = read_models(models)
         if longest is not None and longest < self.longest:
             raise EngineError(
                 f"{server.url} takes sequences of {longest} tokens, but this run has up to {self.longest}; start it "
-                f"with --max-model-len {self.longest}" + self.setting(", or lower rollout.max_model_len")
+                f"with --max-model-len {self.longest}" + self.advice(", or lower rollout.max_model_len")
             )
-        for name in set(self._old) & names:
+        for name in set(self._replaced) & names:
             self._unload(server, name)
         if self._adapter is not None and self._adapter.name not in names:
             self._load(server, self._adapter)
         return base
 
-    def _load(self, server: _Server, adapter: _Adapter) -> None:
+    def _load(self, server: Server, adapter: _Adapter) -> None:
         body = {"lora_name": adapter.name, "lora_path": adapter.path}
         try:
-            server.client.call("/v1/load_lora_adapter", body, timeout=self.config.probe_timeout)
+            server.client.call("/v1/load_lora_adapter", body, timeout=self.settings.probe_timeout)
         except Refused as error:
-            if "already" in str(error):  # by another process of this run, or by a call whose answer was lost
+            if "already" in str(error):  # another process of this run loaded it, or an answer was lost
                 return
             raise EngineError(
                 f"{server.url} does not take the adapter in {adapter.path} ({error}); start it with --enable-lora, "
                 "a --max-lora-rank that is large enough and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, where it sees that "
-                "folder" + self.setting(" (rollout.servers.adapter_dir)")
+                "folder" + self.advice(" (rollout.servers.adapter_dir)")
             ) from error
 
-    def _unload(self, server: _Server, name: str) -> None:
+    def _unload(self, server: Server, name: str) -> None:
         with suppress(Refused):  # another process of this run was first
-            server.client.call("/v1/unload_lora_adapter", {"lora_name": name}, timeout=self.config.probe_timeout)
+            server.client.call("/v1/unload_lora_adapter", {"lora_name": name}, timeout=self.settings.probe_timeout)
 
-    def send(self, server: _Server, prompt: list[int], request: dict[str, Any]) -> Completion:
-        """One completion. In a thread."""
+    def send(self, server: Server, prompt: list[int], request: dict[str, Any]) -> Completion:
+        """Return the completion of one prompt."""
         model = self._adapter.name if self._adapter else server.base
         body = {"model": model, "prompt": prompt, "return_token_ids": True, **request}
         try:
-            answer = server.client.call("/v1/completions", body, timeout=self.config.timeout)
+            answer = server.client.call("/v1/completions", body, timeout=self.settings.timeout)
         except Refused as error:
-            if error.status == 404:  # started anew, without the adapter
+            if error.status == 404:  # the server was restarted and has no adapter
                 raise Unavailable(str(error)) from error
             raise EngineError(f"{server.url} refuses a request ({error})") from error
-        return self._completion(*_answer(answer, model, request, server.url, self.vocabulary))
-
-    def least_busy(self, limit: int) -> _Server | None:
-        """The server for the next request, of those with fewer than `limit` under way; in turns among equals."""
-        able = [server for server in self.servers if server.ready and server.under_way < limit]
-        if not able:
-            return None
-        server = min(able, key=lambda server: (server.under_way, server.last_used))
-        self._used += 1
-        server.last_used = self._used
-        return server
-
-    def failed(self, server: _Server, reason: str) -> None:
-        """Note that the server cannot be used for now."""
-        pause = min(self.config.backoff * 2**server.failures, self.config.max_backoff) * _jitter.uniform(0.75, 1.0)
-        server.failures += 1
-        server.epoch += 1
-        server.ready, server.failed_as, server.ask_at = False, reason, time.monotonic() + pause
-        _log.warning("%s: %s; asked again in %.1f s, others take its requests", server.url, reason, pause)
+        ids, logprobs = read_completion(answer, model, request, server.url, self.vocabulary)
+        return Completion.ended(ids, self.stop, logprobs=logprobs)
 
     @property
     def addresses(self) -> str:
-        """Where they were given."""
+        """The setting that has the servers' addresses."""
         return "rollout.servers.urls" if self.configured else "--server"
 
-    def setting(self, advice: str) -> str:
-        """Advice on the configuration, where there is one."""
-        return advice if self.configured else ""
-
-    def given_up(self) -> bool:
-        return all(not server.ready and server.failures > self.config.retries for server in self.servers)
+    def advice(self, text: str) -> str:
+        """Return advice about the configuration, or nothing if there is none."""
+        return text if self.configured else ""
 
 
-class _Batch:
-    """The requests of one call on their way to the servers."""
-
-    def __init__(
-        self, engine: ServerEngine, prompts: list[list[int]], requests: list[dict[str, Any]], pool: ThreadPoolExecutor
-    ) -> None:
-        self.engine = engine
-        self.prompts = prompts
-        self.requests = requests
-        self.pool = pool
-        self.waiting = deque(range(len(prompts)))
-        self.tries = [0] * len(prompts)
-        self.found: dict[int, Completion] = {}
-        self.patient_until = time.monotonic() + PATIENCE
-        self.running: dict[Future[Any], tuple[_Server, int | None, int]] = {}
-        """Server, number of the request or None where it was only asked for a sign of life, and its epoch."""
-
-    def run(self) -> list[Completion]:
-        while len(self.found) < len(self.prompts):
-            self._ask()
-            self._send()
-            if not self.running and self.engine.given_up():
-                raise EngineError(_nobody(self.engine))
-            self._collect()
-        return [self.found[number] for number in range(len(self.prompts))]
-
-    def _ask(self) -> None:
-        now = time.monotonic()
-        for server in self.engine.servers:
-            if not server.ready and not server.asking and server.ask_at <= now and not self.engine.given_up():
-                server.asking = True
-                self.running[self.pool.submit(self.engine.ask, server)] = (server, None, server.epoch)
-
-    def _send(self) -> None:
-        limit = self._limit()
-        while self.waiting and (server := self.engine.least_busy(limit)) is not None:
-            number = self.waiting.popleft()
-            server.under_way += 1
-            future = self.pool.submit(self.engine.send, server, self.prompts[number], self.requests[number])
-            self.running[future] = (server, number, server.epoch)
-
-    def _limit(self) -> int:
-        """How many requests one server may have: whoever is ready first must not get what belongs to the others."""
-        servers = self.engine.servers
-        expected = [server for server in servers if server.asking and server.failures == 0]
-        if not expected or time.monotonic() > self.patient_until:
-            return self.engine.max_batch
-        share = -(-len(self.prompts) // (len(expected) + sum(server.ready for server in servers)))
-        return min(share, self.engine.max_batch)
-
-    def _collect(self) -> None:
-        """Wait for the next answer, or until a server is to be asked again or waited for no longer."""
-        moments = [server.ask_at for server in self.engine.servers if not server.ready and not server.asking]
-        if self.waiting and self.patient_until > time.monotonic():
-            moments.append(self.patient_until + 0.01)
-        pause = max(min(moments) - time.monotonic(), 0.01) if moments else None
-        if not self.running:
-            time.sleep(pause or 0.01)
-            return
-        done, _ = wait(self.running, timeout=pause, return_when=FIRST_COMPLETED)
-        for future in done:
-            server, number, epoch = self.running.pop(future)
-            if number is None:
-                self._asked(future, server)
-            else:
-                self._answered(future, server, number, epoch)
-
-    def _asked(self, future: Future[str], server: _Server) -> None:
-        server.asking = False
-        try:
-            server.base = future.result()
-        except Unavailable as error:
-            self.engine.failed(server, str(error))
-        else:
-            server.ready = True
-
-    def _answered(self, future: Future[Completion], server: _Server, number: int, epoch: int) -> None:
-        server.under_way -= 1
-        try:
-            self.found[number] = future.result()
-        except Unavailable as error:
-            if epoch == server.epoch:
-                self.engine.failed(server, str(error))
-            self.waiting.appendleft(number)
-            self.tries[number] += 1
-            if self.tries[number] > self.engine.config.retries:
-                raise EngineError(
-                    f"a request failed {self.tries[number]} times, the last time at {server.url}: {error}; see what "
-                    "the servers log" + self.engine.setting(", or set a larger rollout.servers.retries or timeout")
-                ) from error
-        else:
-            if epoch == server.epoch:
-                server.failures = 0
-
-
-def _nobody(engine: ServerEngine) -> str:
-    reasons = "; ".join(f"{server.url}: {server.failed_as}" for server in engine.servers)
-    return (
-        f"no vLLM server answers, after {engine.config.retries + 1} tries each: {reasons}. Start them, or correct "
-        f"{engine.addresses}"
-    )
-
-
-def _models(answer: Any) -> tuple[str, int | None, set[str]]:
-    """The base's name, the longest sequence it takes, and the names of all models."""
+def read_models(answer: Any) -> tuple[str, int | None, set[str]]:
+    """Return the base's name, the longest sequence that it takes, and the names of all models."""
     try:
         cards = answer["data"]
         base = next(card for card in cards if not card.get("parent"))
@@ -344,10 +217,10 @@ def _models(answer: Any) -> tuple[str, int | None, set[str]]:
         raise Unavailable(f"a list of models without one: {reprlib.repr(answer)[:60]}") from None
 
 
-def _answer(
+def read_completion(
     answer: Any, model: str, request: dict[str, Any], url: str, vocabulary: int
 ) -> tuple[list[int], list[float] | None]:
-    """Token ids and log-probabilities of a completion that was not broken off."""
+    """Return token ids and log-probabilities of a completion that was not broken off."""
     try:
         [choice] = answer["choices"]
         reason, ids = choice["finish_reason"], choice.get("token_ids")
@@ -356,8 +229,8 @@ def _answer(
         if answer.get("model") != model:
             raise EngineError(f"{url} answered with {answer.get('model')!r} when asked for {model!r}")
         logprobs = choice["logprobs"]["token_logprobs"] if "logprobs" in request else None
-        whole = reason in ("stop", "length") and 0 < len(ids) <= request["max_tokens"]
-        if not whole or not all(type(token) is int and token >= 0 for token in ids):
+        is_whole = reason in ("stop", "length") and 0 < len(ids) <= request["max_tokens"]
+        if not is_whole or not all(type(token) is int and token >= 0 for token in ids):
             raise Unavailable(f"a completion that was broken off ({reason}, {len(ids)} tokens)")
         if max(ids) >= vocabulary:
             raise Unavailable(f"a token beyond the vocabulary of {vocabulary}: {max(ids)}")
@@ -370,19 +243,19 @@ def _answer(
     return ids, logprobs
 
 
-def _from_first(write: Callable[[], Path], *, first: bool) -> Path:
-    """The path that the first process writes, on all processes; or its error, on all."""
+def _from_first(write: Callable[[], Path], *, is_first: bool) -> Path:
+    """Return, in all processes, the path that the first one writes, or raise its error in all."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    found: list[Path | Exception | None] = [None]
-    if first or not several:
+    shared: list[Path | Exception | None] = [None]
+    if is_first or not several:
         try:
-            found = [write()]
+            shared = [write()]
         except Exception as error:
-            found = [error]
+            shared = [error]
     if several:
-        dist.broadcast_object_list(found)
+        dist.broadcast_object_list(shared)
         dist.barrier()  # nobody still samples with the version before
-    [path] = found
+    [path] = shared
     if isinstance(path, Exception):
         raise path
     assert path is not None

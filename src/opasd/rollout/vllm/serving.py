@@ -1,52 +1,102 @@
-"""What the vLLM engines share: a copy of the weights of their own, and how a request is put.
+"""What both vLLM engines share: the base model they serve, the form of a request, and a copy of the weights.
 
-Before every batch the student's weights are handed over, so no caller can forget to. Adapters get a new name, id and
-folder each time: vLLM answers from its caches for a name that it knows, whatever the files say by then.
+The student's weights are handed over before every batch, so no caller can forget it. Each adapter gets a new name, id
+and folder, because vLLM answers from its caches for a name that it knows, even if the files have changed.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
-from opasd.choices import FinishReason
-from opasd.config import SamplingConfig
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
+from opasd.model.checks import context
+from opasd.model.loading import model_source
+from opasd.model.unwrap import unwrap
 from opasd.rollout.engine import AdapterEngine, Completion
+from opasd.rollout.stops import stop_ids, stop_ids_of_files
 
+HALF_PRECISION = ("bfloat16", "float16")
 LOWEST_TEMPERATURE = 0.01
-"""vLLM silently raises what is between 0 and this."""
+"""vLLM silently raises a temperature between 0 and this to this."""
+
+
+@dataclass(frozen=True)
+class ServedBase:
+    """The base model that vLLM serves."""
+
+    source: str
+    """Folder or hub name; empty for a model that was not loaded from one."""
+    config: PreTrainedConfig
+    stop: frozenset[int]
+    loading: dict[str, Any]
+    """Arguments that load the same model again."""
+
+    @classmethod
+    def of_student(cls, model: nn.Module, tokenizer: PreTrainedTokenizerBase, engine: str) -> Self:
+        """Describe the base of a model that is loaded; `engine` is named in the error about a quantized one."""
+        base = unwrap(model)
+        if getattr(base.config, "quantization_config", None) is not None:
+            raise ConfigError(
+                f"rollout.engine: {engine} samples from the whole base, but the student's is quantized; use "
+                "model.adaptation: lora or full, or rollout.engine: transformers"
+            )
+        commit = getattr(base.config, "_commit_hash", None)
+        is_remote_code = type(base).__module__.startswith("transformers_modules")
+        return cls(
+            base.name_or_path or "",
+            base.config,
+            stop_ids(model, tokenizer),
+            ({"revision": commit} if commit else {}) | ({"trust_remote_code": True} if is_remote_code else {}),
+        )
+
+    @classmethod
+    def of_files(cls, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """Describe a base that is not loaded here."""
+        source = model_source(model)
+        loading: dict[str, Any] = {"revision": model.revision} if model.revision else {}
+        loading |= {"trust_remote_code": True} if model.trust_remote_code else {}
+        config = AutoConfig.from_pretrained(source, **loading)
+        return cls(source, config, stop_ids_of_files(source, config, tokenizer, **loading), loading)
 
 
 class ServingEngine(AdapterEngine):
-    """An engine with a copy of the weights of its own; `longest` is the most tokens of a prompt and its completion."""
+    """An engine with a copy of the weights.
 
-    def __init__(self, stop: frozenset[int], longest: int) -> None:
-        self.stop = stop
-        self.longest = longest
+    A prompt with its completion has at most `longest` tokens, or `rollout.max_model_len` if that is set.
+    """
+
+    def __init__(self, config: RolloutConfig, base: ServedBase, longest: int) -> None:
+        self.config = config
+        self.stop = base.stop
+        self.longest = min(longest, context(base.config)) if config.max_model_len is None else config.max_model_len
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         assert len(prompts) == len(seeds)
         requests = [
-            self._request(prompt, sampling, seed) | ({"logprobs": 0} if index < measured else {})
+            self.request(prompt, sampling, seed) | ({"logprobs": 0} if index < measured else {})
             for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         self.hand_over()
         return self._complete([list(prompt) for prompt in prompts], requests)
 
     @abstractmethod
-    def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]: ...
+    def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
+        """Return one completion for each prompt, in order."""
 
-    def _completion(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> Completion:
-        finish: FinishReason = "stop" if ids[-1] in self.stop else "length"
-        return Completion(tuple(ids), finish, None if logprobs is None else tuple(logprobs))
-
-    def _request(self, prompt: Sequence[int], sampling: SamplingConfig, seed: int) -> dict[str, Any]:
-        """Every setting that counts, in vLLM's words: what is left out would come from the model's own defaults."""
+    def request(self, prompt: Sequence[int], sampling: SamplingConfig, seed: int) -> dict[str, Any]:
+        """Return every sampling setting in vLLM's words; a setting left out would come from the model's defaults."""
         if 0 < sampling.temperature < LOWEST_TEMPERATURE:
             raise ConfigError(
-                f"temperature: got {sampling.temperature}, which vLLM would take for {LOWEST_TEMPERATURE}; use 0 for "
+                f"temperature: got {sampling.temperature}, which vLLM would raise to {LOWEST_TEMPERATURE}; use 0 for "
                 "the likeliest token"
             )
         room = self.longest - len(prompt)
@@ -65,7 +115,15 @@ class ServingEngine(AdapterEngine):
             "frequency_penalty": 0.0,
             "max_tokens": min(sampling.max_new_tokens, room),
             "seed": seed,
-            # Exactly these end a completion, whatever vLLM makes of the model's files.
+            # Exactly these tokens end a completion, whatever vLLM reads from the model's files.
             "stop_token_ids": sorted(self.stop),
             "ignore_eos": True,
         }
+
+
+def adapter_rank(path: Path) -> int:
+    """Return the rank of the LoRA adapter in a folder."""
+    try:
+        return int(json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: its adapter_config.json has no rank `r`; vLLM serves LoRA adapters only") from error
