@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from peft import PeftModel
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import PreTrainedModel
 
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
@@ -18,6 +20,22 @@ from opasd.model.loading import load_model, load_tokenizer
 from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers.engine import TransformersEngine
 from tests.evaluation.lab import EIGHT_ROWS, LAB, SAMPLING, Quiet, asked, make_adapter, run
+
+
+def test_samples_are_drawn_side_by_side(tmp_path):
+    """At least twice the tokens for each pass through the model of one prompt at a time."""
+    passes = 0
+
+    def count(module, _):
+        nonlocal passes
+        passes += isinstance(module, PreTrainedModel) and module.get_output_embeddings() is not None
+
+    hook = register_module_forward_pre_hook(count)
+    try:
+        run(asked(problems=6), tmp_path / "evaluation")
+    finally:
+        hook.remove()
+    assert 0 < 2 * passes < sum(len(sample.ids) for sample in SampleFile(tmp_path / "evaluation" / "samples.jsonl"))
 
 
 def no_model(_):

@@ -1,6 +1,6 @@
 r"""Grading: the right box, the right equalities, and no text that hangs it."""
 
-import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -177,11 +177,14 @@ def test_every_integer_equals_itself_with_separators(value):
 )  # fmt: skip
 def test_numbers_too_large_to_make(answer):
     """Each is itself as text, and equal to no number; made into one, the first would need 400 MB and minutes."""
-    start = time.perf_counter()
-    assert is_correct(box(answer), answer)
-    assert not is_correct(box(answer), "7")
-    assert not is_correct(box("7"), answer)
-    assert time.perf_counter() - start < 1
+    tracemalloc.start()
+    try:
+        assert is_correct(box(answer), answer)
+        assert not is_correct(box(answer), "7")
+        assert not is_correct(box("7"), answer)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -190,12 +193,9 @@ def test_numbers_too_large_to_make(answer):
      "$", "\\", ".", "-", "1/", "\\frac{1}", "é", "\x00", "\ud800"],
     ids=ascii,
 )  # fmt: skip
-def test_garbage_takes_linear_time(unit):
-    """1 MB of anything, in and out of a box, as the found and as the known answer."""
+def test_a_megabyte_of_garbage(unit):
+    """In and out of a box, as the found and as the known answer; anything quadratic in it would take hours."""
     garbage = unit * (1_000_000 // len(unit))
-    start = time.perf_counter()
-    is_correct(garbage, "7")
-    is_correct(box(garbage), garbage)
-    is_correct(rf"\boxed{{{garbage}", "7")
-    # Far above what it takes; whatever is quadratic takes hours.
-    assert time.perf_counter() - start < 10
+    assert not is_correct(garbage, "7")
+    assert isinstance(is_correct(box(garbage), garbage), bool)
+    assert not is_correct(rf"\boxed{{{garbage}", "7")

@@ -3,7 +3,6 @@
 import math
 import resource
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -45,6 +44,28 @@ class Texts:
 @pytest.fixture(scope="module", autouse=True)
 def accelerator() -> Accelerator:
     return Accelerator(cpu=True)
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(metrics_module, "perf_counter", clock := Clock())
+    return clock
+
+
+def spend(metrics: StepMetrics, clock: Clock, **seconds: float) -> None:
+    """Let parts of a step take so long."""
+    for part, duration in seconds.items():
+        with metrics.timed(part):
+            clock.now += duration
 
 
 @pytest.fixture
@@ -133,16 +154,14 @@ def test_an_empty_window_has_numbers_still(metrics):
     assert all(math.isfinite(value) for value in found.values())
 
 
-def test_windows_do_not_mix(metrics):
+def test_windows_do_not_mix(clock, metrics):
     made = make(0, 10, "5")
     start(metrics, [made], r"Wait \boxed{5}")
     metrics.add({"token/loss": 1.0})
-    with metrics.timed("rollout"):
-        time.sleep(0.02)
+    spend(metrics, clock, rollout=3.0)
     first = finish(metrics, skipped=True)
     assert first["skipped"] == 1
-    assert first["seconds/rollout"] >= 0.02
-    assert first["seconds/step"] >= 0.02
+    assert first["seconds/rollout"] == first["seconds/step"] == 3.0
     start(metrics, [make(1, 4, "5")], "", r"\boxed{6}")
     second = finish(metrics)
     assert second["skipped"] == second["seconds/rollout"] == second["rollout/accuracy"] == 0
@@ -169,14 +188,14 @@ def test_parts_of_a_step_in_seconds(metrics, monkeypatch):
     assert found["ms_per_processed_token"] == pytest.approx(1000 * 20 / (15 + 25))
 
 
-def test_time_is_kept_when_the_block_fails(metrics):
+def test_time_is_kept_when_the_block_fails(clock, metrics):
     with pytest.raises(KeyError), metrics.timed("student"):
-        time.sleep(0.01)
+        clock.now += 2.0
         raise KeyError
-    assert finish(metrics)["seconds/student"] >= 0.01
+    assert finish(metrics)["seconds/student"] == 2.0
 
 
-def test_many_processes(metrics, monkeypatch):
+def test_many_processes(clock, metrics, monkeypatch):
     """Means over all processes; seconds of the slowest, part by part, and the largest peak."""
     row = {"tokens": 10, "student": 18, "teacher": 28, "truncated": True, "correct": True, "markers": 3}
     parts = {"rollout": 0.0, "teacher": 9.0, "student": 1.0, "update": 0.5}
@@ -184,7 +203,9 @@ def test_many_processes(metrics, monkeypatch):
     monkeypatch.setattr(metrics_module, "gather_object", lambda mine: [other, *mine])
     start(metrics, [make(1, 20, "5")], "", r"\boxed{6}")
     metrics.add({"token/loss": 3.0, "token/clipped": 0.5})
-    metrics._seconds.update({"teacher": 1.0, "student": 9.0, "update": 10.25})
+    with metrics.timed("update"):
+        spend(metrics, clock, teacher=1.0, student=9.0)
+        clock.now += 0.25
     found = finish(metrics)
     assert found["token/loss"] == 2.0
     assert found["token/clipped"] == 0.25
@@ -196,8 +217,8 @@ def test_many_processes(metrics, monkeypatch):
     assert found["ms_per_processed_token"] == pytest.approx(1000 * 18.5 * 2 / (18 + 28 + 28 + 38))
 
 
-def test_seconds_are_never_negative(metrics):
-    metrics._seconds.update({"teacher": 1.0, "student": 1.0})
+def test_seconds_are_never_negative(clock, metrics):
+    spend(metrics, clock, teacher=1.0, student=1.0)
     assert finish(metrics)["seconds/update"] == 0
 
 
