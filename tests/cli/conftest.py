@@ -12,7 +12,7 @@ from tests.processes import PATIENCE, environment
 
 STAND_IN = '''
 """Stand-ins for training and merging: they record how they were called and do what STAND_IN says."""
-import os, signal, sys, time, types
+import contextlib, os, signal, sys, time, types
 
 def train(config, folder, *, resume):
     rank = os.environ.get("RANK", "0")
@@ -35,8 +35,23 @@ def train(config, folder, *, resume):
         return "stopped"
     return "finished"
 
+class Trainer:
+    def __init__(self, config, folder):
+        self.config, self.folder = config, folder
+
+    def has_begun(self):
+        return True
+
+    def train(self, resume):
+        self.ending = train(self.config, self.folder, resume=resume is True)
+
+@contextlib.contextmanager
+def opened(config, folder):
+    yield Trainer(config, folder)
+
 module = types.ModuleType("opasd.trainer.session")
-module.train = train
+module.opened = opened
+module.finish = lambda trainer, config, folder: trainer.ending
 sys.modules["opasd.trainer.session"] = module
 '''
 

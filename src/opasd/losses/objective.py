@@ -82,12 +82,13 @@ def objective_loss(
     if attention_weight > 0 and any(lengths):
         # A rollout's permutation depends on the rollout alone, not on the batch it is in.
         seeds = [shuffle_seed + zlib.crc32(rollout_id.encode()) for rollout_id in ids]
-        outputs = [
-            attention_losses(*layers, alignments, weights_T=weights_T, shuffle_seeds=seeds, **attention)
-            for layers in zip(student.layers, teacher.layers, strict=True)
-        ]
-        loss = loss + attention_weight * torch.stack([output.loss for output in outputs]).mean()
-        means = (torch.stack(layers).mean(0) for layers in zip(*(output[1:] for output in outputs), strict=True))
+        losses, readings_by_layer = [], []
+        for layers in zip(student.layers, teacher.layers, strict=True):
+            output = attention_losses(*layers, alignments, weights_T=weights_T, shuffle_seeds=seeds, **attention)
+            losses.append(output.loss)
+            readings_by_layer.append(output[1:])
+        loss = loss + attention_weight * torch.stack(losses).mean()
+        means = (torch.stack(layers).mean(0) for layers in zip(*readings_by_layer, strict=True))
         columns |= {f"attention/{name}": values_T for name, values_T in zip(ATTENTION_READINGS, means, strict=True)}
     readings = _readings(ids, lengths, columns)
     return LossOutput(loss, _metrics(loss, columns, weights_T, readings), readings)
