@@ -24,8 +24,9 @@ from opasd.data.made import TASKS, make_problems
 from opasd.data.problems import Problem, load_problems
 from opasd.data.sources import Origin, files_by_split, listing, read_rows
 from opasd.errors import ConfigError, DataError
-from opasd.grading.equality import choice, tidy
+from opasd.grading.tidying import tidy
 from opasd.grading.verdict import AnswerKind
+from opasd.grading.words import choice
 from opasd.lab import LAB
 from opasd.prompts.wording import Wording
 from opasd.recipes.checking import explain

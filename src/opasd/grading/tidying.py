@@ -1,0 +1,124 @@
+r"""What only changes how an answer looks, and the brackets in it.
+
+tidy(r"\dfrac12 \text{ cm}")         r"\frac{1}{2} \text{ cm}"
+bare(r"x = \text{5}")                "x=5", for comparison letter by letter
+split("1, (2, 3) and 4")             ["1", "(2, 3)", "4"]
+inside("(1, 2]")                     ("(]", "1, 2")
+"""
+
+import re
+from collections.abc import Iterator
+
+# Characters that have a LaTeX form.
+_CHARACTERS = str.maketrans(
+    {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # full-width ASCII
+    | {"｛": "\\{", "｝": "\\}", "＄": "\\$", "￥": "¥", "￡": "£"}
+    | dict(zip("【】−–。、　", "[]--.,\u0020", strict=True))
+    | {"²": "^2", "³": "^3", "½": "\\frac12 ", "⅓": "\\frac13 ", "⅔": "\\frac23 ", "¼": "\\frac14 ", "¾": "\\frac34 "}
+    | {"π": "\\pi ", "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne "}
+    | {"≈": "\\approx ", "∪": "\\cup ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "∓": "\\mp "}
+)
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
+# Notations that have a usual form.
+_EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
+_CHOOSE = re.compile(r"(?<!\\)\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}|^\s*(\w+)\s*\\choose\s+(\w+)\s*$")
+_ROW_GAP = re.compile(r"\\\\\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
+_TOKEN = (
+    r"(\d|\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
+    r"|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega)(?![a-zA-Z]))"
+)
+_FRACTION = re.compile(rf"\\[dtc]?frac\s*(?:{_TOKEN}\s*(?:{_TOKEN}|(?=\{{))|(?=\{{))")
+_FRACTION_OVER_TOKEN = re.compile(rf"(\\frac\s*\{{[^{{}}]*\}})\s*{_TOKEN}")
+_ABOUT = re.compile(r"^\s*([a-zA-Z]?)\s*\\approx(?![a-zA-Z])")
+# Spaces, fonts and sizes.
+_DIGIT_GAP = re.compile(r"(?<=\d),\\!\s*(?=\d{3})|(?<=\d)\{,\}(?=\d{3})|(?<=\d)\\[,;:!](?=\d{3}(?!\d))")
+_SPACED_NUMBER = re.compile(r"[-+]?\d{1,3}(?: \d{3})+", re.ASCII)
+_LOOKS = re.compile(
+    r"(?<!\\)\$|(?<!\\)\\[()\[\]]|\\(?:left|right|middle|displaystyle|limits|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\*\*"
+    r"|\\(?:text)?color\s*\{[^{}]*\}"
+)
+_SPACE = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:quad|qquad|,)(?![a-zA-Z])|~|\s+")
+_REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
+_FONT = re.compile(
+    r"\\(?:textbf|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
+)
+TEXT = re.compile(r"\\(?:text|operatorname)\s*\{([^{}]*)\}")
+# Brackets and what separates items.
+_MARK = re.compile(r"\\[{}]|\\[lr]brace(?![a-zA-Z])|\\(?:begin|end)\s*\{\w+\*?\}|\\[lr]angle(?![a-zA-Z])|[()\[\]{},;]")
+_OPEN, _CLOSE = ("(", "[", "{", "\\{", "\\lbrace", "\\langle"), (")", "]", "}", "\\}", "\\rbrace", "\\rangle")
+_SEPARATORS = (",", ";")
+_PLAIN_BRACKET = {"\\{": "{", "\\lbrace": "{", "\\langle": "(", "\\}": "}", "\\rbrace": "}", "\\rangle": ")"}
+_AND = re.compile(
+    r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(\\text\s*\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])|[或和]", re.ASCII
+)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.,(\[])\d{1,3}(?:,\d{3})+(?=, )", re.ASCII)
+DEEPEST = 50
+"""Brackets within brackets that an expression may have."""
+
+
+def tidy(text: str) -> str:
+    """Return the answer without what only changes how it looks, and with one space where there was any."""
+    text = _EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS))
+    text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
+    text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
+    text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
+    text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
+    text = _FRACTION.sub(_braced_fraction, text)
+    text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
+    text = text.strip()
+    text = text if text == "=" else text.removeprefix("=").rstrip(".").strip()
+    if text.startswith("{") and (enclosed := inside(text)) and enclosed[0] == "":
+        text = enclosed[1]
+    if (marked := TEXT.fullmatch(text)) and any(character.isdigit() for character in marked[1]):
+        text = marked[1].strip()
+    return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
+
+
+def _braced_fraction(fraction: re.Match[str]) -> str:
+    return "\\frac" + "".join(f"{{{part}}}" for part in fraction.groups() if part)
+
+
+def bare(text: str) -> str:
+    """Return a tidy text without text commands and without spaces, except between digits."""
+    text = _REMOVABLE_SPACE.sub("", TEXT.sub(r"\1", text).strip())
+    return text if text == "+" else text.removeprefix("+")
+
+
+def split(text: str, *, thousands: bool = True) -> list[str]:
+    """Split the text at commas, semicolons, ands and ors outside brackets; `thousands`: 1,000 is one number."""
+    text = _AND.sub(lambda joint: joint[1] or ",", text)
+    if thousands:
+        text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    items, start = [], 0
+    for mark, depth in _marks(text):
+        if depth == 0 and mark[0] in _SEPARATORS:
+            items.append(text[start : mark.start()])
+            start = mark.end()
+    return [item.strip() for item in (*items, text[start:]) if item.strip()]
+
+
+def inside(text: str) -> tuple[str, str] | None:
+    """Return the pair of brackets around the whole text, "" for plain braces, and what it holds; None without one."""
+    marks = [(mark, depth) for mark, depth in _marks(text) if mark[0] not in _SEPARATORS]
+    if len(marks) < 2 or any(depth == 0 for _, depth in marks[:-1]):
+        return None
+    first, last = marks[0][0], marks[-1][0]
+    if first.start() > 0 or last.end() < len(text) or first[0] not in _OPEN or last[0] not in _CLOSE:
+        return None
+    pair = "".join(_PLAIN_BRACKET.get(mark[0], mark[0]) for mark in (first, last))
+    return "" if (first[0], last[0]) == ("{", "}") else pair, text[first.end() : last.start()].strip()
+
+
+def is_balanced(text: str) -> bool:
+    """Return whether the brackets match and are not too deep for a parser."""
+    depths = [depth for _, depth in _marks(text)]
+    return all(0 <= depth <= DEEPEST for depth in depths) and (not depths or depths[-1] == 0)
+
+
+def _marks(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Yield every bracket and separator with the depth after it."""
+    depth = 0
+    for mark in _MARK.finditer(text):
+        if mark[0] not in _SEPARATORS:
+            depth += 1 if mark[0] in _OPEN or mark[0].startswith("\\begin") else -1
+        yield mark, depth

@@ -1,0 +1,118 @@
+r"""Answers that are not mathematics: an option's letter, words, and words in front of a value.
+
+choice(r"\text{(C)} 12")                        "C"
+in_words(r"\text{the Sun}", certain=True)       "sun"
+without_leads(r"\text{The area is }12", "12")   ("12", "12")
+"""
+
+import re
+
+from opasd.grading.quantities import FUNCTIONS
+from opasd.grading.tidying import TEXT
+
+# A letter that is nothing else than a choice, and a letter at the beginning of a choice.
+_CHOICE = re.compile(
+    r"\\text\s*\{\s*(?:\(([A-Z])\)\s*\}.*|([A-Z])\s*[.:]?\s*\})|\(\s*([A-Z])\s*\)", re.ASCII | re.DOTALL
+)
+_CHOICE_FIRST = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?[:\s]*)?"
+    r"(?:\\text\s*\{\s*)?(?:\(\s*([A-Z])\s*\)|\[\s*([A-Z])\s*\]|([A-Z])(?:[.:)]|(?=[}\s,]|\\text\s*\{[^a-zA-Z]|$)))",
+    re.ASCII | re.IGNORECASE,
+)
+# What may follow the letter.
+_OPERATOR = re.compile(r"[}\s]*(?:[-+=*/^<>!]|\\(?:cdot|times|div|leq?|geq?|lt|gt|neq?|in|pm|approx)(?![a-zA-Z]))")
+_PROSE = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:[,;/&]|(?:or|and|is|but|not|nor)\b)", re.ASCII | re.IGNORECASE)
+_OF_OTHERS = re.compile(r"[}\s]*(?:\\text\s*\{\s*)?(?:both|all|neither|none|only)\b", re.ASCII | re.IGNORECASE)
+_LABEL = re.compile(r"(?<![\w\\])(?:\([A-J]\)|\[[A-J]\]|[A-J][.:](?=\s))", re.ASCII)
+_LABEL_CLOSED = re.compile(r"[^(\[]*(?<![\w\\])[A-J]\)", re.ASCII)
+_LETTER = re.compile(r"(?<![\w\\])[A-J](?!\w)", re.ASCII)
+_LETTER_LOWER = re.compile(r"(?<![\w\\])[b-j](?!\w)", re.ASCII)
+_RUNNING_TEXT = re.compile(r"\s[a-z]{2}", re.ASCII)
+# Answers in words.
+_WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
+_ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
+_THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
+_SHORT_WORDS = {"no", "odd", "yes"}
+_CJK = re.compile(r"[\u3400-\u9fff]")
+# Words in front of a value.
+_LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[\\+-])(?!\\text)")
+_HARMLESS = re.compile(
+    r"(?!.*(?:\b(?:not|than|whose|which)\b|n't))(?:.*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))|(?:(?:the|an?|so"
+    r"|thus|hence|therefore|final|correct|answers?|results?|solutions?|values?|total|both|exactly|about|approximately|day|year"
+    r"|january|february|march|april|may|june|july|august|september|october|november|december)\b[\s,]*)+)\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_LEADING_WORD = re.compile(r"^\\text\s*\{\s*([^\W\d_]{2,})\s*\}\s*(?=\d)")
+_LEADING_OPTION = re.compile(
+    r"^\\text\s*\{\s*(?:\([A-J]\)|[A-J][.:)])\s*\}\s*(?=[\d(\[\\+-])(?!\\text)|^\([A-J]\)\s*(?=\d|\\\$|\\frac|\\sqrt)"
+)
+_CJK_LEAD = re.compile(
+    r"^(?![\u3400-\u9fff]*(?:[不非负至]|[大小多少高低]于))[\u3400-\u9fff]*?"
+    r"(?:[是为得共约第]|等于|答案|[\u3400-\u9fff]\s*[:=])\s*(?=[^\u3400-\u9fff\s])"
+)
+
+
+def choice(text: str, *, marked: bool = False) -> str | None:
+    r"""Return the letter of a multiple-choice answer, `(C)`, `C.`, `\text{(C)} 12`.
+
+    `marked`: only of an answer that can be nothing else.
+    """
+    first = _CHOICE_FIRST.match(text)
+    if first is None or (marked and not _CHOICE.fullmatch(text)):
+        return None
+    letter, rest = next(filter(None, first.groups())), text[first.end() :]
+    # After a marked letter, `(C)`, `C.`, `C:`, comes the option's own text. It may have letters but no other marked
+    # one, unless it speaks of others, `both (A) and (B)`. After a bare letter, or within a sentence, there must be no
+    # other letter at all. A bare letter in a sum or an equation, `b - 1`, is a variable.
+    labelled = text[first.end() - 1] in ".:)]"
+    if not labelled and _OPERATOR.match(rest):
+        return None
+    if labelled and not _PROSE.match(rest):
+        other = None if _OF_OTHERS.match(rest) else _LABEL.search(rest) or _LABEL_CLOSED.match(rest)
+    elif letter.islower():
+        other = _LETTER_LOWER.search(rest) or _LETTER.search(rest) or (letter == "a" and _RUNNING_TEXT.match(rest))
+    else:
+        other = _LETTER.search(rest)
+    return None if other else letter.upper()
+
+
+def in_words(text: str, *, certain: bool) -> str | None:
+    """Return an answer in words, for comparison; `certain`: only if it cannot be a product of variables."""
+    marked = TEXT.fullmatch(text)
+    content = " ".join((marked[1] if marked else text).split())
+    if not _WORDS.fullmatch(content):
+        return None
+    content = _ARTICLE.sub("", content.casefold())
+    content = content.removesuffix("s") if content.startswith("no ") else content  # no solution, no solutions
+    words = content.split()
+    long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
+    sure = marked or starts_with_the(text) or long or content in _SHORT_WORDS or _CJK.search(content)
+    return content if sure or not certain else None
+
+
+def starts_with_the(text: str) -> bool:
+    """Return whether an article shows that the text is words."""
+    return _THE.match(text) is not None
+
+
+def starts_with_words(text: str) -> bool:
+    """Return whether words are in front of a value; a parser would take them for variables."""
+    return _LEADING_TEXT.match(text) is not None
+
+
+def differ_in_first_word(gold: str, answer: str) -> bool:
+    """Return whether both begin with a word before a number, and with another one: June 20 and July 20."""
+    words = [word[1].casefold() for word in map(_LEADING_WORD.match, (gold, answer)) if word]
+    return len(set(words)) > 1
+
+
+def without_leads(gold: str, answer: str) -> tuple[str, str]:
+    """Remove what is in front and changes nothing: an option's letter, `The answer is`, the same words in both."""
+    gold, answer = (_CJK_LEAD.sub("", _LEADING_OPTION.sub("", t, count=1), count=1) for t in (gold, answer))
+    leads = _LEADING_TEXT.match(gold), _LEADING_TEXT.match(answer)
+    same = len({lead[1].casefold().strip() if lead else "" for lead in leads}) == 1
+    gold, answer = (
+        text[lead.end() :] if lead and (same or _HARMLESS.fullmatch(lead[1] + lead[2])) else text
+        for lead, text in zip(leads, (gold, answer), strict=True)
+    )
+    return gold, answer
