@@ -1,10 +1,10 @@
 """Grading with algebra: math-verify in worker processes that are killed when they take too long.
 
     with Grader() as grader:
-        verdict, found = grader.grade(Job(r"… \\boxed{2\\sqrt{3}}", gold=r"\\sqrt{12}"))
+        verdict, answer = grader.grade(Job(r"… \\boxed{2\\sqrt{3}}", gold=r"\\sqrt{12}"))
 
-Equal texts, numbers and letters are decided at once, in this process; the rest goes to a worker. No comparison takes
-longer than `SECONDS`, whatever it says.
+This process decides equal texts, numbers and letters at once; the rest goes to a worker. No comparison takes longer
+than `SECONDS`, whatever the answer says.
 """
 
 import json
@@ -21,14 +21,15 @@ from opasd.choices import FinishReason
 from opasd.grading.verdict import AnswerKind, Verdict, boxed_answer, quick_verdict
 
 SECONDS = 1.5
-"""Processor time a comparison may take; twice that on the clock."""
+"""Processor time that a comparison may take; on the clock it may take twice as much."""
 _SLACK = 0.5
-"""A worker keeps the time itself; one that is later than this is lost."""
+"""Seconds beyond that after which a worker, which keeps the time itself, is lost."""
 _START_SECONDS = 120.0
-_STILLBORN = 2
-"""Workers that may end before they have begun; one more, and it is no accident."""
+_FAILED_STARTS = 2
+"""Workers that may end before they are ready; after one more the grader gives up."""
 
 Pair = tuple[str, str]
+"""The known answer and the one to compare with it."""
 
 
 class Job(NamedTuple):
@@ -41,21 +42,21 @@ class Job(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What became of a completion, and the answer that was found in it."""
+    """The verdict on a completion, and the answer that it gives."""
 
     verdict: Verdict
     answer: str | None
 
 
 class Grader:
-    """A few workers, one comparison each at a time; a pair is compared once."""
+    """A few workers with one comparison each at a time; a pair is compared only once."""
 
     def __init__(self, workers: int | None = None, seconds: float = SECONDS) -> None:
         self.seconds = seconds
         self._count = workers or max(1, min(4, os.cpu_count() or 1))
         self._workers: list[_Worker] = []
         self._known: dict[Pair, bool | None] = {}
-        self._stillborn = 0
+        self._failed_starts = 0
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +65,7 @@ class Grader:
         self.close()
 
     def start(self) -> None:
-        """Begin to start the workers, which takes them a second or two; otherwise the first hard pair does."""
+        """Start the workers, which need a second or two; without this call the first hard pair starts them."""
         self._workers += [_Worker() for _ in range(self._count - len(self._workers))]
 
     def close(self) -> None:
@@ -73,43 +74,40 @@ class Grader:
             self._workers.pop().kill()
 
     def grade(self, job: Job) -> Graded:
-        """The verdict on one completion."""
+        """Return the verdict on one completion."""
         return self.grade_all([job])[0]
 
     def grade_all(self, jobs: Iterable[Job]) -> list[Graded]:
-        """The verdicts in order, with all workers at work."""
-        jobs = list(jobs)
-        found = [boxed_answer(job.text) for job in jobs]
-        equal = [
-            quick_verdict(mine, job.gold, job.kind) if mine else False for mine, job in zip(found, jobs, strict=True)
-        ]
-        hard = {index: (jobs[index].gold, found[index] or "") for index, verdict in enumerate(equal) if verdict is None}
+        """Return the verdicts in order; all workers share the work."""
+        answered = [(job, boxed_answer(job.text)) for job in jobs]
+        equal = [quick_verdict(answer, job.gold, job.kind) if answer else False for job, answer in answered]
+        hard = {index: (job.gold, answer or "") for index, (job, answer) in enumerate(answered) if equal[index] is None}
         self._compare(dict.fromkeys(hard.values()))
         for index, pair in hard.items():
             equal[index] = self._known[pair]
-        return [_graded(job, mine, same) for job, mine, same in zip(jobs, found, equal, strict=True)]
+        return [_graded(job, answer, same) for (job, answer), same in zip(answered, equal, strict=True)]
 
     def _compare(self, pairs: Iterable[Pair]) -> None:
         todo = [pair for pair in pairs if pair not in self._known][::-1]
         if todo:
             self.start()
         busy: dict[_Worker, Pair] = {}
-        again: set[Pair] = set()
+        repeated: set[Pair] = set()
         while todo or busy:
             for worker in self._workers:
                 if todo and worker not in busy:
                     busy[worker] = todo.pop()
                     worker.ask(busy[worker], self.seconds)
-            left = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-            ready = select.select(list(busy), [], [], left)[0]
+            seconds_left = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+            replying = select.select(list(busy), [], [], seconds_left)[0]
             for worker in list(busy):
-                answer = worker.answer() if worker in ready else None
-                if answer is not None:
-                    self._known[busy.pop(worker)] = answer["equal"]
+                reply = worker.reply() if worker in replying else None
+                if reply is not None:
+                    self._known[busy.pop(worker)] = reply["equal"]
                 elif worker.lost():
                     pair = busy.pop(worker)
-                    if not worker.began or (worker.ended and pair not in again):
-                        again.add(pair)  # the process was killed from outside: a pair only ends its own
+                    if not worker.ready or (worker.ended and pair not in repeated):
+                        repeated.add(pair)  # something outside killed the worker: a pair can only kill its child
                         todo.append(pair)
                     else:
                         self._known[pair] = None
@@ -117,20 +115,20 @@ class Grader:
 
     def _replace(self, worker: "_Worker") -> None:
         worker.kill()
-        self._stillborn += not worker.began
-        if self._stillborn > _STILLBORN:
+        self._failed_starts += not worker.ready
+        if self._failed_starts > _FAILED_STARTS:
             raise RuntimeError("the grading process does not start; run python -m opasd.grading.worker to see why")
         self._workers[self._workers.index(worker)] = _Worker()
 
 
-def _graded(job: Job, found: str | None, equal: bool | None) -> Graded:
-    if not found:
+def _graded(job: Job, answer: str | None, equal: bool | None) -> Graded:
+    if not answer:
         return Graded("truncated" if job.finish_reason == "length" else "no_answer", None)
-    return Graded("grader_failed" if equal is None else "correct" if equal else "wrong", found)
+    return Graded("grader_failed" if equal is None else "correct" if equal else "wrong", answer)
 
 
 class _Worker:
-    """A process that compares. It says when it is ready; its deadline counts from then."""
+    """A process that compares. It reports when it is ready; the deadline of its first pair counts from then."""
 
     def __init__(self) -> None:
         root = str(Path(__file__).parents[2])
@@ -144,7 +142,7 @@ class _Worker:
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C is for the parent to handle
         )
-        self.began = False
+        self.ready = False
         self.deadline = time.monotonic() + _START_SECONDS
         self._allowed = 0.0
         self._received = b""
@@ -155,36 +153,36 @@ class _Worker:
         return self._process.stdout.fileno()
 
     def ask(self, pair: Pair, seconds: float) -> None:
-        """Give it a pair to compare."""
+        """Send the process a pair to compare."""
         self._allowed = 2 * seconds + _SLACK
-        if self.began:
+        if self.ready:
             self.deadline = time.monotonic() + self._allowed
-        line = json.dumps({"gold": pair[0], "found": pair[1], "seconds": seconds})
+        line = json.dumps({"gold": pair[0], "answer": pair[1], "seconds": seconds})
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(f"{line}\n".encode())
         except BrokenPipeError:
             self.ended = True
 
-    def answer(self) -> dict[str, bool | None] | None:
-        """Its answer, if that is there whole."""
-        part = os.read(self.fileno(), 4096)
-        self.ended = self.ended or not part
-        self._received += part
+    def reply(self) -> dict[str, bool | None] | None:
+        """Return the process's reply, None as long as it is not whole."""
+        received = os.read(self.fileno(), 4096)
+        self.ended = self.ended or not received
+        self._received += received
         while b"\n" in self._received:
             line, _, self._received = self._received.partition(b"\n")
-            answer = json.loads(line)
-            if "equal" in answer:
-                return answer
-            self.began, self.deadline = True, time.monotonic() + self._allowed
+            reply = json.loads(line)
+            if "equal" in reply:
+                return reply
+            self.ready, self.deadline = True, time.monotonic() + self._allowed
         return None
 
     def lost(self) -> bool:
-        """Whether no answer will come."""
+        """Return whether no reply will come."""
         return self.ended or time.monotonic() > self.deadline
 
     def kill(self) -> None:
-        """End the process; a comparison it waits for ends with it."""
+        """End the process; its child, which compares, ends with it."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

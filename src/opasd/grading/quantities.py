@@ -1,7 +1,9 @@
-r"""What an answer's text is worth as a number: exact, bounded, and None where it is no number.
+r"""The exact number that an answer writes, and its unit.
 
-Decimals, ratios, LaTeX fractions, mixed numbers, powers of ten, repeating decimals; units and per cent are taken off
-before (`quantity`). Whatever is longer than any number is left to be compared as text.
+    number(r"1\frac{4}{5}")      9/5; also decimals, ratios, powers of ten and repeating decimals
+    quantity(r"5\text{ cm}^2")   "5" and the unit: an area, 1/10000 of a square metre
+
+A text that is longer than any number is left to be compared as text.
 """
 
 import re
@@ -22,21 +24,21 @@ _REPEATING = re.compile(
 
 
 def number(text: str) -> Fraction | None:
-    """The rational number that a plain text writes, if it writes one."""
+    """Return the rational number that a plain text writes; None if it writes none."""
     if len(text) > LONGEST:
         return None
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
-    if found := _RATIO.fullmatch(text):
-        sign, *parts = (part for part in found.groups() if part is not None)
-        return _ratio(sign, 0, *map(int, parts))
-    if found := _MIXED.fullmatch(text):
-        sign, whole, *parts = (part for part in found.groups() if part is not None)
-        return _ratio(sign, int(whole), *map(int, parts))
-    if found := _POWER_OF_TEN.fullmatch(text):
-        return Fraction(found[1]) * Fraction(10) ** int(found[2] or found[3])
-    if found := _REPEATING.fullmatch(text):
-        sign, whole, fixed, *digits = found.groups()
+    if match := _RATIO.fullmatch(text):
+        sign, *ratio = (group for group in match.groups() if group is not None)
+        return _ratio(sign, 0, *map(int, ratio))
+    if match := _MIXED.fullmatch(text):
+        sign, whole, *ratio = (group for group in match.groups() if group is not None)
+        return _ratio(sign, int(whole), *map(int, ratio))
+    if match := _POWER_OF_TEN.fullmatch(text):
+        return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
+    if match := _REPEATING.fullmatch(text):
+        sign, whole, fixed, *digits = match.groups()
         repeated = "".join(filter(None, digits))
         tail = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
         value = Fraction(f"{whole or 0}.{fixed or 0}") + tail
@@ -52,7 +54,7 @@ def _ratio(sign: str, whole: int, above: int, below: int) -> Fraction | None:
 
 
 class Unit(NamedTuple):
-    """What a number counts: its dimension and how many of the dimension's own unit it is.
+    """A unit: its dimension, and how many of the dimension's own unit it is.
 
     Words that name no known unit are a dimension of their own, in quotes: apples are no oranges.
     """
@@ -62,12 +64,12 @@ class Unit(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether every part of it is in the table."""
+        """Whether the table has every part of it."""
         return "'" not in self.dimension
 
 
 class Quantity(NamedTuple):
-    """A value without its unit, and the unit: None where there is none."""
+    """A value without its unit, and the unit, None if there is none."""
 
     value: str
     unit: Unit | None
@@ -120,9 +122,9 @@ _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
 _POWER = r"(?:\^?\{?([23])\}?|([²³]))?"
 _MARKED = re.compile(rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*\{{([^{{}}\d]*)\}}){_POWER}", re.DOTALL)
 _BARE = re.compile(rf"(.*?[\d}})])(\s*)([A-Za-z][A-Za-z./\s]*?)\.?{_POWER}", re.DOTALL)
-_PART = r"\s*(\d+(?:\.\d+)?)\s*(?:\\text\s*\{\s*([a-zA-Z]+)\.?(?:\s+and)?\s*\}|([a-zA-Z]{2,})\.?)"
-_COMPOUND = re.compile(rf"(?:{_PART}){{2,4}}", re.ASCII)
-_PARTS = re.compile(_PART, re.ASCII)
+_TERM = r"\s*(\d+(?:\.\d+)?)\s*(?:\\text\s*\{\s*([a-zA-Z]+)\.?(?:\s+and)?\s*\}|([a-zA-Z]{2,})\.?)"
+_COMPOUND = re.compile(rf"(?:{_TERM}){{2,4}}", re.ASCII)
+_TERMS = re.compile(_TERM, re.ASCII)
 _CJK_UNIT = re.compile(rf"(.*?[\d}})])\s*([{_CJK}]+)", re.DOTALL)
 _DEGREE = re.compile(
     r"(.*?\S)\s*(?:\^\{?\\circ\}?|\^\{?°\}?|°|\\degree|\\deg)(?:\s*\\text\s*\{\s*([CF])\s*\}|\s*([CF]))?", re.DOTALL
@@ -148,50 +150,50 @@ _WORD = re.compile(r"[^aeiou][aeiou][a-z]|(?=.*[aeiou])[a-z]{4,}")
 
 
 def quantity(text: str) -> Quantity:
-    r"""The value and its unit: `5\text{ cm}^2`, `\$5`, `90^\circ`, `12 dollars`, `7 apples`, `5元`."""
+    r"""Return the value and its unit: `5\text{ cm}^2`, `\$5`, `90^\circ`, `12 dollars`, `7 apples`, `5元`."""
     if compound := _compound(text):
         return compound
-    if found := _CURRENCY.fullmatch(text):
-        return Quantity(found[1] + quantity(found[3]).value, UNITS[found[2]])
-    if found := _CURRENCY_LAST.fullmatch(text):
-        return Quantity(found[1], UNITS[found[2]])
-    if found := _DEGREE.fullmatch(text):
+    if match := _CURRENCY.fullmatch(text):
+        return Quantity(match[1] + quantity(match[3]).value, UNITS[match[2]])
+    if match := _CURRENCY_LAST.fullmatch(text):
+        return Quantity(match[1], UNITS[match[2]])
+    if match := _DEGREE.fullmatch(text):
         if _ANGLE_FUNCTION.search(text):
             return Quantity(text, None)
-        return Quantity(found[1], UNITS[_SCALES.get(found[2] or found[3], "degree")])
-    if (found := _CJK_UNIT.fullmatch(text)) and not set(found[2]) & set(_CJK_NUMERALS):
-        return Quantity(found[1], _unit(found[2], None)[0])
-    if found := _MARKED.fullmatch(text):
-        if _is_mathematics(found[2]):
-            return Quantity(f"{found[1]} {found[2]}{text[found.end(2) + 1 :]}", None)
-        return _taken_off(text, found[1].strip(), *_unit(found[2], found[3] or found[4]))
-    if (found := _BARE.fullmatch(text)) and not _is_mathematics(found[3]):
-        value, power = found[1].replace(" \\", "\\"), found[4] or found[5]
-        unit, multiplier = _unit(found[3], power)
-        plain = found[2] and not power and number(value) is not None and all(map(_is_word, _names(found[3])))
-        if (plain or unit is None or unit.known) and len(_names(found[3])[0]) > 1:
-            return _taken_off(text, value, unit, multiplier)
+        return Quantity(match[1], UNITS[_SCALES.get(match[2] or match[3], "degree")])
+    if (match := _CJK_UNIT.fullmatch(text)) and not set(match[2]) & set(_CJK_NUMERALS):
+        return Quantity(match[1], _unit(match[2], None)[0])
+    if match := _MARKED.fullmatch(text):
+        if _is_mathematics(match[2]):
+            return Quantity(f"{match[1]} {match[2]}{text[match.end(2) + 1 :]}", None)
+        return _multiplied(text, match[1].strip(), *_unit(match[2], match[3] or match[4]))
+    if (match := _BARE.fullmatch(text)) and not _is_mathematics(match[3]):
+        value, power = match[1].replace(" \\", "\\"), match[4] or match[5]
+        unit, multiplier = _unit(match[3], power)
+        in_words = match[2] and not power and number(value) is not None and all(map(_is_word, _names(match[3])))
+        if (in_words or unit is None or unit.known) and len(_names(match[3])[0]) > 1:
+            return _multiplied(text, value, unit, multiplier)
     return Quantity(text, None)
 
 
 def _compound(text: str) -> Quantity | None:
-    r"""The sum, in the last unit, of known units that go down: `2\text{ hours }30\text{ minutes}` is 150 minutes."""
+    r"""Return the sum of decreasing known units in the last one: `2\text{ hours }30\text{ minutes}` is 150 minutes."""
     if not _COMPOUND.fullmatch(text):
         return None
-    parts = [(Fraction(part[1]), *_unit(part[2] or part[3], None)) for part in _PARTS.finditer(text)]
-    units = [unit for _, unit, multiplier in parts if unit and unit.known and multiplier == 1]
+    terms = [(Fraction(term[1]), *_unit(term[2] or term[3], None)) for term in _TERMS.finditer(text)]
+    units = [unit for _, unit, multiplier in terms if unit and unit.known and multiplier == 1]
     factors = [unit.factor for unit in units]
-    if len(units) < len(parts) or len({unit.dimension for unit in units}) > 1 or sorted(set(factors)) != factors[::-1]:
+    if len(units) < len(terms) or len({unit.dimension for unit in units}) > 1 or sorted(set(factors)) != factors[::-1]:
         return None
-    total = sum((value * factor for (value, *_), factor in zip(parts, factors, strict=True)), Fraction(0))
+    total = sum((value * factor for (value, *_), factor in zip(terms, factors, strict=True)), Fraction(0))
     return Quantity(str(total / factors[-1]), units[-1])
 
 
-def _taken_off(text: str, value: str, unit: Unit | None, multiplier: int) -> Quantity:
+def _multiplied(text: str, value: str, unit: Unit | None, multiplier: int) -> Quantity:
     if multiplier == 1:
         return Quantity(value, unit)
-    worth = number(value)
-    return Quantity(text, None) if worth is None else Quantity(str(worth * multiplier), unit)
+    factor = number(value)
+    return Quantity(text, None) if factor is None else Quantity(str(factor * multiplier), unit)
 
 
 def _names(words: str) -> list[str]:
@@ -199,20 +201,20 @@ def _names(words: str) -> list[str]:
 
 
 def _is_mathematics(words: str) -> bool:
-    """Whether words are no unit: a variable, or what changes the number."""
+    """Return whether words are no unit but a variable or part of the number."""
     names = [name.lower() for name in _names(words)]
     variable = len(words.strip()) == 1 and words.islower() and words.strip() not in UNITS
     return variable or not _MATHEMATICS.isdisjoint(names) or names in (["squared"], ["cubed"])
 
 
 def _is_word(name: str) -> bool:
-    """Whether letters without a text command are a word, and not the product of variables or a figure's corners."""
+    """Return whether letters without a text command are a word, not a product of variables or a figure's corners."""
     long = len(name) > 4 or not name.isupper()
     return long and _WORD.fullmatch(name.lower()) is not None and name.lower() not in ascii_lowercase
 
 
 def _unit(words: str, power: str | None) -> tuple[Unit | None, int]:
-    """The unit that words name, None where there are none, and what they multiply the number by."""
+    """Return the unit that words name, None if they name none, and the factor that they put before it."""
     if len(rate := _PER.split(words)) == 2:
         (above, multiplier), (below, divisor) = _unit(rate[0], None), _unit(rate[1], power)
         if below is not None:

@@ -1,9 +1,9 @@
 r"""The algebra of grading, in a process that may be killed: `python -m opasd.grading.worker`.
 
-Reads `{"gold": …, "found": …, "seconds": …}` a line and answers `{"equal": true | false | null}` a line, null where the
-comparison was killed or crashed. The process itself only waits: each comparison runs in a child forked from it, which
-is killed and replaced, in milliseconds, when it takes too much time or memory or dies. Time is the child's own on the
-processor, so that a busy machine changes no verdict, until twice of it has passed on the clock.
+It reads lines `{"gold": …, "answer": …, "seconds": …}` and replies with lines `{"equal": true | false | null}`, null if
+the comparison was killed or crashed. The process itself only waits. A child that it forked compares; if the child dies
+or takes too much time or memory, it is killed and replaced in milliseconds. Its time is processor time, so that a busy
+machine changes no verdict; on the clock it has twice as much.
 """
 
 import ctypes
@@ -20,61 +20,61 @@ from typing import Any, BinaryIO
 from opasd.grading.equality import equal
 
 MEMORY = 2 << 30
-"""Address space a comparison may add, in bytes."""
+"""Address space that a comparison may add, in bytes."""
 FLOAT_DIGITS = 12
-"""Digits to which a decimal must agree with what is no decimal: an approximation is no answer."""
+"""Digits in which a decimal must agree with an expression: an approximation is no answer."""
 _RELATIVE = "1e-12"
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 _PR_SET_PDEATHSIG = 1
 
 
-def algebra_says(gold: str, found: str) -> bool:
-    """Whether two expressions are equal, by math-verify; what cannot be parsed equals nothing."""
-    mine, theirs = _parse(gold), _parse(found)
-    if mine is None or theirs is None:
+def equal_by_algebra(gold: str, answer: str) -> bool:
+    """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
+    first, second = _parse(gold), _parse(answer)
+    if first is None or second is None:
         return False
     from math_verify import verify
 
-    if _points_and_interval(mine, theirs):
+    if _points_and_interval(first, second):
         return False
-    if verify([mine], [theirs], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
-        return _close(mine, theirs) is not False
-    return _same_complex(mine, theirs) or _same_inequality(mine, theirs)
+    if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
+        return _close(first, second) is not False
+    return _same_complex(first, second) or _same_inequality(first, second)
 
 
 def _parse(text: str) -> Any:
     from latex2sympy2_extended.math_normalization import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # Its own units would take the variable m for metres; `comparing` has taken real ones off.
+    # math-verify would take the variable m for metres; `equality` has removed real units.
     normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     text = text.replace("$", "").replace("\\varnothing", "\\emptyset")
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
-    found = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not found:
+    parsed = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    if not parsed:
         return None
-    return _as_set(_with_real_roots(found[0]) if "\\sqrt[" in text else found[0], text)
+    return _as_set(_with_real_roots(parsed[0]) if "\\sqrt[" in text else parsed[0], text)
 
 
 def _with_real_roots(parsed: Any) -> Any:
-    """With the real root for an odd root of a negative number, where the algebra has a complex one."""
+    """Take the real root as the odd root of a negative number; the algebra takes a complex one."""
     import sympy
 
     if not isinstance(parsed, sympy.Basic):
         return parsed
     return parsed.replace(
-        lambda part: (
-            part.is_Pow and part.exp.is_Rational and part.exp.p == 1 and part.exp.q % 2 == 1 and part.base.is_negative
+        lambda term: (
+            term.is_Pow and term.exp.is_Rational and term.exp.p == 1 and term.exp.q % 2 == 1 and term.base.is_negative
         ),
-        lambda part: -((-part.base) ** part.exp),
+        lambda term: -((-term.base) ** term.exp),
     )
 
 
 def _as_set(parsed: Any, text: str) -> Any:
-    """Several inequalities as the set they leave together, or either of them with `or`; anything else as it is."""
+    """Turn several inequalities into the set that satisfies all of them, or with `or` any of them."""
     import sympy
     from math_verify.grader import is_relation
 
@@ -85,7 +85,7 @@ def _as_set(parsed: Any, text: str) -> Any:
 
 
 def _solutions(side: Any) -> Any:
-    """The set that a side is, or that an inequality leaves; None where that cannot be told."""
+    """Return a set itself, or the set that satisfies an inequality; None if that is unknown."""
     import sympy
     from math_verify.grader import is_relation
 
@@ -95,83 +95,83 @@ def _solutions(side: Any) -> Any:
         return None
     try:
         return side.as_set()
-    except Exception:  # more than one variable, and whatever it cannot solve
+    except Exception:  # more than one variable, or too hard to solve
         return None
 
 
-def _points_and_interval(mine: Any, theirs: Any) -> bool:
-    """Whether one side is a list and the other an interval, which the algebra would take for its two ends."""
+def _points_and_interval(first: Any, second: Any) -> bool:
+    """Return whether one side is a list and the other an interval, which the algebra takes for its two ends."""
     import sympy
 
-    listed = [isinstance(side, sympy.FiniteSet | sympy.Tuple) for side in (mine, theirs)]
-    return listed[0] != listed[1] and isinstance(_solutions(theirs if listed[0] else mine), sympy.Interval)
+    listed = [isinstance(side, sympy.FiniteSet | sympy.Tuple) for side in (first, second)]
+    return listed[0] != listed[1] and isinstance(_solutions(second if listed[0] else first), sympy.Interval)
 
 
-def _same_inequality(mine: Any, theirs: Any) -> bool:
-    """Whether two inequalities in the same variable have the same solutions."""
+def _same_inequality(first: Any, second: Any) -> bool:
+    """Return whether two inequalities in the same variable have the same solutions."""
     from math_verify.grader import is_relation
 
-    if not all(map(is_relation, (mine, theirs))) or mine.free_symbols != theirs.free_symbols:
+    if not all(map(is_relation, (first, second))) or first.free_symbols != second.free_symbols:
         return False
-    solutions = _solutions(mine)
-    return solutions is not None and bool(solutions == _solutions(theirs))
+    solutions = _solutions(first)
+    return solutions is not None and bool(solutions == _solutions(second))
 
 
-def _close(mine: Any, theirs: Any) -> bool | None:
-    """Whether two numbers agree relative to their size, tiny ones too; None where they are no finite numbers."""
+def _close(first: Any, second: Any) -> bool | None:
+    """Return whether two numbers agree relative to their size, however small; None if one is no finite number."""
     import sympy
 
-    if not all(isinstance(side, sympy.Expr) and side.is_number for side in (mine, theirs)):
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in (first, second)):
         return None
-    values = [sympy.N(side.doit(), 30) for side in (mine, theirs)]
+    values = [sympy.N(side.doit(), 30) for side in (first, second)]
     if not all(value.is_finite for value in values):
         return None
     gap, size = abs(values[0] - values[1]), abs(values[0]) + abs(values[1])
     return bool(gap <= sympy.Float(_RELATIVE) * size)
 
 
-def _same_complex(mine: Any, theirs: Any) -> bool:
-    """Whether the sides are equal once i is the imaginary unit."""
+def _same_complex(first: Any, second: Any) -> bool:
+    """Return whether the sides are equal if i is the imaginary unit."""
     import sympy
 
-    units = [symbol for side in (mine, theirs) for symbol in getattr(side, "free_symbols", ()) if symbol.name == "i"]
-    if not units or not all(isinstance(side, sympy.Expr) for side in (mine, theirs)):
+    units = [symbol for side in (first, second) for symbol in getattr(side, "free_symbols", ()) if symbol.name == "i"]
+    if not units or not all(isinstance(side, sympy.Expr) for side in (first, second)):
         return False
-    mine, theirs = (side.subs(dict.fromkeys(units, sympy.I)) for side in (mine, theirs))
-    return _close(mine, theirs) is True or bool(sympy.simplify(sympy.expand(mine - theirs)) == 0)
+    first, second = (side.subs(dict.fromkeys(units, sympy.I)) for side in (first, second))
+    return _close(first, second) is True or bool(sympy.simplify(sympy.expand(first - second)) == 0)
 
 
-def compare(gold: str, found: str) -> bool | None:
-    """The whole comparison; None where it failed."""
+def compare(gold: str, answer: str) -> bool | None:
+    """Return whether two answers are equal; None if the comparison failed."""
     try:
-        return equal(gold, found, algebra_says)
-    except Exception:  # whatever the parser and the algebra think of
+        return equal(gold, answer, equal_by_algebra)
+    except Exception:  # the parser and the algebra raise all kinds
         return None
 
 
 class _Child:
-    """A forked process that compares, line by line, until it is killed."""
+    """A forked process that compares line after line until it is killed."""
 
     def __init__(self) -> None:
         job_read, self._jobs = os.pipe()
-        self._answers, answer_write = os.pipe()
+        self._replies, reply_write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 os.close(self._jobs)
-                os.close(self._answers)
-                _serve(os.fdopen(job_read, "rb"), os.fdopen(answer_write, "wb", 0))
+                os.close(self._replies)
+                _serve(os.fdopen(job_read, "rb"), os.fdopen(reply_write, "wb", 0))
             finally:
                 os._exit(0)
         os.close(job_read)
-        os.close(answer_write)
+        os.close(reply_write)
 
     def ask(self, line: bytes, seconds: float) -> bytes | None:
-        """The child's answer; None, and no child any more, where there was none in time."""
+        """Return the child's reply; None, after killing the child, if there was none in time."""
         try:
-            os.write(self._jobs, line)  # shorter than a pipe's buffer
-            if select.select([self._answers], [], [], seconds)[0] and (answer := os.read(self._answers, 64)):
-                return answer
+            os.write(self._jobs, line)  # a line is shorter than a pipe's buffer
+            if select.select([self._replies], [], [], seconds)[0] and (reply := os.read(self._replies, 64)):
+                return reply
         except BrokenPipeError:
             pass
         self.close()
@@ -181,10 +181,10 @@ class _Child:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self._jobs)
-        os.close(self._answers)
+        os.close(self._replies)
 
 
-def _serve(jobs: BinaryIO, answers: BinaryIO) -> None:
+def _serve(jobs: BinaryIO, replies: BinaryIO) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with open("/proc/self/statm") as file:
@@ -193,12 +193,12 @@ def _serve(jobs: BinaryIO, answers: BinaryIO) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in jobs:
         job = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, job["seconds"])  # the system ends the process, whatever Python does
-        answers.write(json.dumps({"equal": compare(job["gold"], job["found"])}).encode() + b"\n")
+        signal.setitimer(signal.ITIMER_PROF, job["seconds"])  # the system ends the process, even inside a C function
+        replies.write(json.dumps({"equal": compare(job["gold"], job["answer"])}).encode() + b"\n")
 
 
 def main() -> None:
-    """Serve standard input; whatever the libraries print goes nowhere."""
+    """Serve standard input; what the libraries print is dropped."""
     import logging
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,14 +206,14 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    assert algebra_says("\\sqrt{12}", "2\\sqrt{3}")  # children inherit what this loads
+    assert equal_by_algebra("\\sqrt{12}", "2\\sqrt{3}")  # children inherit the modules that this loads
     child = _Child()
     replies.write(b'{"ready": true}\n')
     for line in sys.stdin.buffer:
-        answer = child.ask(line, 2 * json.loads(line)["seconds"])
-        if answer is None:
+        reply = child.ask(line, 2 * json.loads(line)["seconds"])
+        if reply is None:
             child = _Child()
-        replies.write(answer or b'{"equal": null}\n')
+        replies.write(reply or b'{"equal": null}\n')
     child.close()
 
 
