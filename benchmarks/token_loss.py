@@ -29,7 +29,8 @@ from measure import Step, gpu_heading, heading, in_child, on_gpu, report, save, 
 from torch import Tensor
 
 from opasd.choices import Impl
-from opasd.losses.token import WORKSPACE_BYTES, OutputHead, token_loss
+from opasd.losses.token import OutputHead, token_loss
+from opasd.losses.token_chunked import WORKSPACE_BYTES
 
 VOCABULARY, HIDDEN = 151_936, 256
 TEMPERATURE, THRESHOLD = 1.1, 0.05

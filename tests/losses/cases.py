@@ -127,6 +127,12 @@ def to_leaf(layer: LayerAttention, dtype: torch.dtype) -> LayerAttention:
     return replace(layer, query_HTD=leaf(layer.query_HTD), key_KSD=leaf(layer.key_KSD), sinks_H=sinks_H)
 
 
+class OnGpu(Tensor):
+    """A tensor that claims to be on a GPU: what `impl: auto` then does can be tested without one."""
+
+    is_cuda = True
+
+
 def gradients(loss: Tensor, layer: LayerAttention) -> list[Tensor]:
     leaves = [tensor for tensor in (layer.query_HTD, layer.key_KSD, layer.sinks_H) if tensor is not None]
     return list(torch.autograd.grad(loss, leaves))

@@ -139,6 +139,22 @@ def test_chunked_equals_definition(case):
         torch.testing.assert_close(mine / scale, theirs / scale, atol=1e-8, rtol=1e-7)
 
 
+@pytest.mark.parametrize("extras", [{}, {"window": 4, "softcap": 1.0, "sinks": True}])
+@pytest.mark.parametrize("handling", HANDLINGS)
+def test_a_registered_divergence_runs_in_chunks(fourth_kind, handling, extras, caplog):
+    alignment = make_alignment(student_only=1, teacher_only=2)
+    student, teacher = make_layers(alignment, **extras)
+    options = {"divergence": fourth_kind, "handling": handling}
+    expected = attention_loss(student, teacher, alignment, impl="reference", **options)
+    found = attention_loss(student, teacher, alignment, impl="chunked", chunk_queries=3, **options)
+    for name in expected._fields:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-12, rtol=1e-10)
+    for mine, theirs in zip(gradients(found.loss, student), gradients(expected.loss, student), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-9)
+    said = ["no slope of its own; autograd computes it" in record.getMessage() for record in caplog.records]
+    assert said == ([True] if fourth_kind == "hellinger" else [])
+
+
 @pytest.mark.parametrize("extras", [{}, {"window": 4}, {"softcap": 1.0, "sinks": True}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradcheck_of_the_chunked_backward(kind, extras):

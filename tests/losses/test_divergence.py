@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from opasd.losses.divergence import LOG_SMALLEST, SMALLEST, divergence, entropy, log_terms, slope, terms
+from opasd.choices import Divergence
+from opasd.errors import ConfigError
+from opasd.losses.divergence import (
+    DIVERGENCES,
+    LOG_SMALLEST,
+    SMALLEST,
+    divergence,
+    entropy,
+    register_divergence,
+)
 from opasd.losses.projection import target
 
 KINDS = ("forward_kl", "reverse_kl", "jsd")
@@ -81,8 +91,8 @@ def test_equal_rows_are_exactly_zero_with_zero_gradient(kind, dtype, size, beta,
     assert value.item() == 0
     assert student.grad is not None
     assert (student.grad - student.grad.mean()).abs().max() < 1e-5  # a constant is no gradient on the simplex
-    assert slope(row, row, kind, beta).abs().max() == 0
-    term, _ = log_terms(row.log(), row.log(), kind, beta)
+    assert DIVERGENCES[kind].slope(row, row, beta).abs().max() == 0
+    term, _ = DIVERGENCES[kind].log_terms(row.log(), row.log(), beta)
     assert term.abs().max() == 0
 
 
@@ -100,7 +110,7 @@ def test_one_hot_and_zero_entries_stay_finite(kind, dtype):
             assert (value == 0) == torch.equal(teacher, row)
             assert student.grad is not None
             assert student.grad.isfinite().all()
-            assert slope(teacher, row, kind, 0.3).isfinite().all()
+            assert DIVERGENCES[kind].slope(teacher, row, 0.3).isfinite().all()
 
 
 def test_disjoint_rows():
@@ -126,7 +136,7 @@ def test_slope_is_the_derivative_up_to_a_constant(kind, pair, beta):
     teacher, student = pair
     student.requires_grad_()
     (gradient,) = torch.autograd.grad(divergence(teacher, student, kind, beta), student)
-    difference = gradient - slope(teacher, student.detach(), kind, beta)
+    difference = gradient - DIVERGENCES[kind].slope(teacher, student.detach(), beta)
     scale = gradient.abs().max().clamp_min(1)
     assert ((difference - difference[0]) / scale).abs().max() < 1e-9
 
@@ -136,9 +146,9 @@ def test_slope_is_the_derivative_up_to_a_constant(kind, pair, beta):
 def test_log_terms_are_the_terms_and_their_derivative(kind, pair, beta):
     teacher, student = pair
     student_log = student.log().requires_grad_()
-    expected = terms(teacher, student_log.exp(), kind, beta)
+    expected = DIVERGENCES[kind].terms(teacher, student_log.exp(), beta)
     (gradient,) = torch.autograd.grad(expected.sum(), student_log)
-    term, derivative = log_terms(teacher.log(), student_log.detach(), kind, beta)
+    term, derivative = DIVERGENCES[kind].log_terms(teacher.log(), student_log.detach(), beta)
     torch.testing.assert_close(term, expected.detach(), atol=1e-12, rtol=1e-9)
     torch.testing.assert_close(derivative, gradient, atol=1e-12, rtol=1e-9)
 
@@ -146,7 +156,7 @@ def test_log_terms_are_the_terms_and_their_derivative(kind, pair, beta):
 def test_log_terms_at_the_floor():
     floor = torch.tensor([0.0, LOG_SMALLEST])
     for kind in KINDS:
-        term, derivative = log_terms(floor, floor.flip(0), kind, 0.4)
+        term, derivative = DIVERGENCES[kind].log_terms(floor, floor.flip(0), 0.4)
         assert term.isfinite().all()
         assert derivative.isfinite().all()
 
@@ -155,8 +165,37 @@ def test_what_is_no_divergence_is_refused():
     row = torch.tensor([0.5, 0.5])
     with pytest.raises(ValueError, match="between 0 and 1, got 1.5"):
         divergence(row, row, "jsd", 1.5)
-    with pytest.raises(ValueError, match="no divergence 'kl'"):
+    with pytest.raises(ValueError, match="divergence: got 'kl'; use one of forward_kl, reverse_kl, jsd"):
         divergence(row, row, "kl")
+
+
+def test_the_table_holds_the_words_of_a_configuration():
+    assert tuple(DIVERGENCES) == get_args(Divergence) == KINDS
+    assert [formulas.name for formulas in DIVERGENCES.values()] == [*DIVERGENCES]
+    assert sorted(formulas.kernel_code for formulas in DIVERGENCES.values()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(pair=pairs(), beta=betas)
+def test_autograd_on_the_definition_replaces_the_other_formulas(kind, pair, beta):
+    """A registered copy of a divergence that has nothing but its definition gives the same slopes."""
+    teacher, student = pair
+    known = DIVERGENCES[kind]
+    try:
+        copy = register_divergence("copy", known.terms)
+    finally:
+        del DIVERGENCES["copy"]
+    torch.testing.assert_close(
+        copy.log_terms(teacher.log(), student.log(), beta), known.log_terms(teacher.log(), student.log(), beta),
+        atol=1e-12, rtol=1e-9,
+    )  # fmt: skip
+    difference = copy.slope(teacher, student, beta) - known.slope(teacher, student, beta)
+    assert ((difference - difference[0]) / difference.abs().max().clamp_min(1)).abs().max() < 1e-9
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ConfigError, match="already a divergence named 'jsd'"):
+        register_divergence("jsd", DIVERGENCES["jsd"].terms)
 
 
 def test_entropy():

@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.measure import exact_memory
 from opasd.config import TokenLossConfig
 from opasd.errors import ConfigError
-from opasd.losses.token import (
-    WORKSPACE_BUFFERS,
-    WORKSPACE_BYTES,
-    OutputHead,
-    default_chunk_tokens,
-    token_loss,
-)
+from opasd.losses.token import OutputHead, token_loss
+from opasd.losses.token_chunked import WORKSPACE_BUFFERS, WORKSPACE_BYTES, default_chunk_tokens
 from tests.losses.cases import check_settings, relative_error
 
 ROOT = Path(__file__).parents[2]
@@ -47,9 +42,9 @@ def make_case(tokens=5, hidden=6, vocabulary=11, *, bias=False, scale=1.0, softc
     return student_hidden.requires_grad_(), head, teacher_hidden, teacher_head
 
 
-def gradients(loss, hidden, head):
+def gradients(loss, hidden, head, *, retain_graph=False):
     leaves = [tensor for tensor in (hidden, head.weight_VE, head.bias_V) if tensor is not None]
-    return torch.autograd.grad(loss, leaves)
+    return torch.autograd.grad(loss, leaves, retain_graph=retain_graph)
 
 
 def loop_loss(hidden, head, teacher_hidden, teacher_head, *, kind, beta, temperature, clip, threshold):
@@ -139,6 +134,23 @@ def test_chunked_equals_definition(case):
     expected_gradients = gradients(1.7 * expected.loss, *tensors[:2])
     for mine, theirs in zip(gradients(1.7 * found.loss, *tensors[:2]), expected_gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_a_registered_divergence_runs_in_chunks(fourth_kind, clip, top_k, caplog):
+    case = make_case(bias=True, softcap=5.0)
+    options = {"divergence": fourth_kind, "clip": clip, "clip_threshold": 0.004, "top_k": top_k}
+    expected = token_loss(*case, impl="reference", **options)
+    for impl in ("chunked", "auto"):
+        found = token_loss(*case, impl=impl, chunk_tokens=2, **options)
+        for name in expected._fields:
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-12, rtol=1e-10)
+        expected_gradients = gradients(expected.loss, *case[:2], retain_graph=True)
+        for mine, theirs in zip(gradients(found.loss, *case[:2]), expected_gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-9)
+    said = ["no log_terms of its own; autograd computes them" in record.getMessage() for record in caplog.records]
+    assert said == ([True] if fourth_kind == "hellinger" else [])
 
 
 @pytest.mark.parametrize("top_k", [None, 3])

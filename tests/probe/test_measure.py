@@ -13,7 +13,7 @@ from opasd.analysis.leaks import leak_pattern
 from opasd.config import OPASDConfig, PromptConfig, RunConfig
 from opasd.data.problems import Problem
 from opasd.errors import CaptureError, ConfigError, PromptError
-from opasd.losses import token
+from opasd.losses import token, token_chunked
 from opasd.losses.token import OutputHead, log_probabilities
 from opasd.probe import measure as probe
 from opasd.probe.measure import held_out, judge, with_others_references
@@ -86,9 +86,9 @@ def test_chunks_change_nothing_and_hold_no_more_logits_than_they_may(tokens, voc
     torch.manual_seed(seed)
     head = OutputHead(torch.randn(vocabulary, 6), torch.randn(vocabulary), 0.7, 2.0 if capped else None)
     hidden, ids = torch.randn(tokens, 6), torch.randint(vocabulary, (tokens,))
-    rows, own = [], token._logits
+    rows, own = [], token.head_logits
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token, "_logits", lambda hidden_CE, head: rows.append(len(hidden_CE)) or own(hidden_CE, head))
+        patch.setattr(token, "head_logits", lambda hidden_CE, head: rows.append(len(hidden_CE)) or own(hidden_CE, head))
         found = log_probabilities(hidden, head, ids, chunk_tokens=chunk)
     assert sum(rows) == tokens
     assert all(count <= chunk for count in rows)
@@ -98,9 +98,11 @@ def test_chunks_change_nothing_and_hold_no_more_logits_than_they_may(tokens, voc
 
 
 def test_a_long_rollout_of_a_large_vocabulary_keeps_to_the_workspace(monkeypatch):
-    monkeypatch.setattr(token, "WORKSPACE_BYTES", 4 * 10 * 1000 * 8)  # eight rows
-    rows, own = [], token._logits
-    monkeypatch.setattr(token, "_logits", lambda hidden_CE, head: rows.append(len(hidden_CE)) or own(hidden_CE, head))
+    monkeypatch.setattr(token_chunked, "WORKSPACE_BYTES", 4 * 10 * 1000 * 8)  # eight rows
+    rows, own = [], token.head_logits
+    monkeypatch.setattr(
+        token, "head_logits", lambda hidden_CE, head: rows.append(len(hidden_CE)) or own(hidden_CE, head)
+    )
     log_probabilities(
         torch.randn(30, 4).bfloat16(), OutputHead(torch.randn(1000, 4).bfloat16()), torch.zeros(30).long()
     )

@@ -1,8 +1,11 @@
-"""The divergences of the paper: teacher first, β weighs the teacher.
+"""The divergences between a teacher's and a student's distribution, in one table; β weighs the teacher.
 
     forward_kl    KL(T‖S) = Σ T log(T/S)
     reverse_kl    KL(S‖T) = Σ S log(S/T)
     jsd           β KL(T‖M) + (1−β) KL(S‖M),   M = βT + (1−β)S
+
+`DIVERGENCES` holds the formulas of each: the definition, the chunked losses and the kernels read them from there, and
+`register_divergence` adds one more.
 
 In a logarithm, a probability below the smallest normal float32 counts as that number, in every precision: equal
 rows give exactly 0, disjoint ones a finite value (at most 87.4 nats), and no gradient is NaN.
@@ -11,14 +14,82 @@ Shapes: V entries of a distribution, last; anything before it is batch.
 """
 
 import math
+import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from opasd.choices import Divergence
+from opasd.errors import ConfigError
+from opasd.losses import fused
 
 SMALLEST = torch.finfo(torch.float32).tiny
 LOG_SMALLEST = math.log(SMALLEST)
+
+Formula = Callable[[Tensor, Tensor, float], Tensor]
+LogFormula = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class DivergenceFormulas:
+    """All that the losses know about one divergence."""
+
+    name: str
+    terms: Formula
+    """(teacher_V, student_V, β) → what each entry contributes; the definition, differentiable by autograd."""
+    slope: Formula
+    """(teacher_V, student_V, β) → d divergence / d student, up to a constant per row.
+
+    A student's row sums to one, so a constant changes no gradient. The constant that makes the slope 0 where both rows
+    are equal keeps small differences small."""
+    log_terms: LogFormula
+    """(teacher_log_V, student_log_V, β) → the terms and d term / d log student, from floored log-probabilities.
+
+    Rows are as long as a vocabulary, so every operation that can reuses a buffer; the inputs stay as they are."""
+    kernel_code: int | None = None
+    """The constant that selects the divergence in a kernel; None if the kernels do not know it."""
+
+
+DIVERGENCES: dict[str, DivergenceFormulas] = {}
+
+
+def formulas_of(name: str) -> DivergenceFormulas:
+    """Look a divergence up by its name."""
+    formulas = DIVERGENCES.get(name) if isinstance(name, str) else None
+    if formulas is None:
+        raise ConfigError(f"divergence: got {reprlib.repr(name)}; use one of {', '.join(DIVERGENCES)}")
+    return formulas
+
+
+def register_divergence(
+    name: str,
+    terms: Formula,
+    *,
+    slope: Formula | None = None,
+    log_terms: LogFormula | None = None,
+    kernel_code: int | None = None,
+) -> DivergenceFormulas:
+    """Add a divergence to the table; autograd on `terms` replaces the formulas that are not given.
+
+    `terms` must be finite and differentiable at 0. Without `kernel_code`, the divergence runs in chunks.
+    """
+    if name in DIVERGENCES:
+        raise ConfigError(f"there is already a divergence named {name!r}; choose another name")
+    slope = slope or _slope_by_autograd(name, terms)
+    log_terms = log_terms or _log_terms_by_autograd(name, terms)
+    DIVERGENCES[name] = DivergenceFormulas(name, terms, slope, log_terms, kernel_code)
+    return DIVERGENCES[name]
+
+
+def divergence(teacher_V: Tensor, student_V: Tensor, kind: str, jsd_beta: float = 0.5) -> Tensor:
+    """The definition: one number for each pair of rows; differentiable by autograd."""
+    return formulas_of(kind).terms(teacher_V, student_V, jsd_beta).sum(-1)
+
+
+def entropy(probability_V: Tensor) -> Tensor:
+    """−Σ p log p, in nats."""
+    return -(probability_V * log(probability_V)).sum(-1)
 
 
 def log(probability: Tensor) -> Tensor:
@@ -26,71 +97,84 @@ def log(probability: Tensor) -> Tensor:
     return probability.clamp_min(SMALLEST).log()
 
 
-def divergence(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta: float = 0.5) -> Tensor:
-    """The definition: one number for each pair of rows; differentiable by autograd."""
-    return terms(teacher_V, student_V, kind, jsd_beta).sum(-1)
+def _forward_kl(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+    return teacher_V * (log(teacher_V) - log(student_V))
 
 
-def terms(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta: float = 0.5) -> Tensor:
-    """What each entry contributes to the divergence."""
-    if kind == "jsd" and not 0 < jsd_beta < 1:
-        raise ValueError(f"jsd_beta must lie between 0 and 1, got {jsd_beta}")
-    match kind:
-        case "forward_kl":
-            return teacher_V * (log(teacher_V) - log(student_V))
-        case "reverse_kl":
-            return student_V * (log(student_V) - log(teacher_V))
-        case "jsd":
-            # Written around the student so that equal rows mix to exactly themselves.
-            log_mixture_V = log(student_V + jsd_beta * (teacher_V - student_V))
-            teacher_part_V = jsd_beta * teacher_V * (log(teacher_V) - log_mixture_V)
-            return teacher_part_V + (1 - jsd_beta) * student_V * (log(student_V) - log_mixture_V)
-        case _:
-            raise ValueError(f"no divergence {kind!r}; there are forward_kl, reverse_kl and jsd")
+def _forward_kl_slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+    return 1 - teacher_V / student_V.clamp_min(SMALLEST)
 
 
-def slope(teacher_V: Tensor, student_V: Tensor, kind: Divergence, jsd_beta: float = 0.5) -> Tensor:
-    """d divergence / d student, up to a constant per row, and 0 where the two are equal.
-
-    A student row sums to one, so a constant changes no gradient; this one keeps small differences small.
-    """
-    match kind:
-        case "forward_kl":
-            return 1 - teacher_V / student_V.clamp_min(SMALLEST)
-        case "reverse_kl":
-            return log(student_V) - log(teacher_V)
-        case "jsd":
-            return (1 - jsd_beta) * (log(student_V) - log(student_V + jsd_beta * (teacher_V - student_V)))
+def _forward_kl_log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    teacher_V = teacher_log_V.exp()
+    term_V = (teacher_log_V - student_log_V).mul_(teacher_V)
+    return term_V, teacher_V.neg_().mul_(student_log_V > LOG_SMALLEST)
 
 
-def log_terms(
-    teacher_log_V: Tensor, student_log_V: Tensor, kind: Divergence, jsd_beta: float = 0.5
-) -> tuple[Tensor, Tensor]:
-    """The terms from log-probabilities (floored), and d term / d log student: no autograd, no loss of precision.
+def _reverse_kl(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+    return student_V * (log(student_V) - log(teacher_V))
 
-    Rows are as long as a vocabulary, so every operation that can reuses a buffer.
-    """
+
+def _reverse_kl_slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+    return log(student_V) - log(teacher_V)
+
+
+def _reverse_kl_log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     difference_V = teacher_log_V - student_log_V
-    match kind:
-        case "forward_kl":
-            teacher_V = teacher_log_V.exp()
-            term_V = difference_V.mul_(teacher_V)
-            return term_V, teacher_V.neg_().mul_(student_log_V > LOG_SMALLEST)
-        case "reverse_kl":
-            student_V = student_log_V.exp()
-            slope_V = (1 - difference_V).mul_(student_V)
-            return difference_V.mul_(student_V).neg_(), slope_V
-        case "jsd":
-            # log M = max + log1p(w·expm1(−|log T − log S|)), w the smaller one's weight: exact where they are equal.
-            weight_V = torch.full_like(difference_V, jsd_beta).masked_fill_(difference_V >= 0, 1 - jsd_beta)
-            log_mixture_V = difference_V.abs_().neg_().expm1_().mul_(weight_V).log1p_()
-            log_mixture_V += torch.maximum(teacher_log_V, student_log_V, out=weight_V)
-            term_V = torch.exp(teacher_log_V, out=weight_V).mul_(teacher_log_V - log_mixture_V).mul_(jsd_beta)
-            slope_V = torch.sub(student_log_V, log_mixture_V, out=log_mixture_V)
-            slope_V.mul_(student_log_V.exp()).mul_(1 - jsd_beta)
-            return term_V.add_(slope_V), slope_V
+    student_V = student_log_V.exp()
+    slope_V = (1 - difference_V).mul_(student_V)
+    return difference_V.mul_(student_V).neg_(), slope_V
 
 
-def entropy(probability_V: Tensor) -> Tensor:
-    """−Σ p log p, in nats."""
-    return -(probability_V * log(probability_V)).sum(-1)
+def _jsd(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+    if not 0 < beta < 1:
+        raise ValueError(f"jsd_beta must lie between 0 and 1, got {beta}")
+    # Written around the student so that equal rows mix to exactly themselves.
+    log_mixture_V = log(student_V + beta * (teacher_V - student_V))
+    teacher_part_V = beta * teacher_V * (log(teacher_V) - log_mixture_V)
+    return teacher_part_V + (1 - beta) * student_V * (log(student_V) - log_mixture_V)
+
+
+def _jsd_slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+    return (1 - beta) * (log(student_V) - log(student_V + beta * (teacher_V - student_V)))
+
+
+def _jsd_log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    # log M = max + log1p(w·expm1(−|log T − log S|)), w the smaller one's weight: exact where they are equal.
+    difference_V = teacher_log_V - student_log_V
+    weight_V = torch.full_like(difference_V, beta).masked_fill_(difference_V >= 0, 1 - beta)
+    log_mixture_V = difference_V.abs_().neg_().expm1_().mul_(weight_V).log1p_()
+    log_mixture_V += torch.maximum(teacher_log_V, student_log_V, out=weight_V)
+    term_V = torch.exp(teacher_log_V, out=weight_V).mul_(teacher_log_V - log_mixture_V).mul_(beta)
+    slope_V = torch.sub(student_log_V, log_mixture_V, out=log_mixture_V)
+    slope_V.mul_(student_log_V.exp()).mul_(1 - beta)
+    return term_V.add_(slope_V), slope_V
+
+
+def _slope_by_autograd(name: str, terms: Formula) -> Formula:
+    def slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
+        fused.say_once(f"divergence: {name} has no slope of its own; autograd computes it, chunk by chunk")
+        with torch.enable_grad():
+            student_V = student_V.detach().requires_grad_()
+            (slope_V,) = torch.autograd.grad(terms(teacher_V, student_V, beta).sum(), student_V)
+        return slope_V
+
+    return slope
+
+
+def _log_terms_by_autograd(name: str, terms: Formula) -> LogFormula:
+    def log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+        fused.say_once(f"divergence: {name} has no log_terms of its own; autograd computes them, chunk by chunk")
+        with torch.inference_mode(False), torch.enable_grad():
+            student_V = student_log_V.exp().requires_grad_()
+            term_V = terms(teacher_log_V.exp(), student_V, beta)
+            (slope_V,) = torch.autograd.grad(term_V.sum(), student_V)
+        # At the floor, the probability is smaller than its logarithm says: it has no slope.
+        return term_V.detach(), (slope_V * student_V.detach()).masked_fill_(student_log_V <= LOG_SMALLEST, 0)
+
+    return log_terms
+
+
+register_divergence("forward_kl", _forward_kl, slope=_forward_kl_slope, log_terms=_forward_kl_log_terms, kernel_code=0)
+register_divergence("reverse_kl", _reverse_kl, slope=_reverse_kl_slope, log_terms=_reverse_kl_log_terms, kernel_code=1)
+register_divergence("jsd", _jsd, slope=_jsd_slope, log_terms=_jsd_log_terms, kernel_code=2)

@@ -1,14 +1,9 @@
-"""In which precision the losses compute: at least float32, whatever surrounds them."""
+"""The precision in which the losses compute: at least float32, under autocast too."""
 
-import functools
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -16,15 +11,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def own_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function with autocast off: it chooses the precision of every product itself."""
-
-    @functools.wraps(function)
-    def inner(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with ExitStack() as stack:
-            for kind in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, enabled=False))
-            return function(*args, **kwargs)
-
-    return inner
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Switch autocast off: the losses choose the precision of every product themselves."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

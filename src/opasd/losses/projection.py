@@ -1,4 +1,4 @@
-"""What becomes of the attention the teacher pays to the solution, which the student cannot see.
+"""How the teacher's target treats its attention on the solution, which the student cannot see.
 
     project         Ã(i) = A(i) / Σ_{j∈V} A(j): dropped and renormalised; by Theorem 1 the closest distribution on V
     redistribute    the solution's mass ρ goes to the shared prompt positions in proportion to the teacher's attention
@@ -29,14 +29,17 @@ def normalise(mass_TJ: Tensor) -> tuple[Tensor, Tensor]:
 def target(
     shared_TJ: Tensor, solution_T: Tensor, in_prompt_J: Tensor, handling: Handling, permutation_J: Tensor | None = None
 ) -> Tensor:
-    """The teacher's target on the support, from its attention there (unnormalised) and on the solution."""
+    """The teacher's target on the support, from its attention there (unnormalised) and on the solution.
+
+    The support may be the first J positions of those that `permutation_J` permutes.
+    """
     if handling == "project":
         return normalise(shared_TJ)[0]
     shares_TJ, _ = normalise(shared_TJ * in_prompt_J)
     if handling == "shuffle":
         assert permutation_J is not None, "shuffle needs a permutation"
         # A position out of reach of this step (sliding window) can receive nothing.
-        shuffled_TJ, mass_T = normalise(shares_TJ[:, permutation_J] * (shared_TJ > 0))
+        shuffled_TJ, mass_T = normalise(shares_TJ[:, permutation_J[: shared_TJ.shape[1]]] * (shared_TJ > 0))
         shares_TJ = torch.where((mass_T >= LEAST_MASS)[:, None], shuffled_TJ, shares_TJ)
     return normalise(shared_TJ + solution_T[:, None] * shares_TJ)[0]
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from opasd.errors import ConfigError
 from opasd.losses import fused
 from opasd.losses.attention import LayerAttention, LayerBatch, attention_loss, attention_losses
-from tests.losses.cases import gradients, make_alignment, make_batch, make_layers, relative_error, to_leaf
+from opasd.losses.attention_chunked import AttentionComparison
+from opasd.losses.divergence import DIVERGENCES
+from tests.losses.cases import OnGpu, gradients, make_alignment, make_batch, make_layers, relative_error, to_leaf
 
 pytest.importorskip("triton")
 from opasd.losses.fused import attention as kernels
@@ -297,6 +299,33 @@ def test_without_a_gpu_auto_is_chunked_and_fused_says_what_to_do(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ConfigError, match="the tensors are on cpu; use impl: auto"):
         attention_loss(student, teacher, alignment, impl="fused")
+
+
+@interpreter
+def test_a_divergence_without_a_kernel_is_chunked_or_refused(fourth_kind, caplog, monkeypatch):
+    alignment = make_alignment(tokens=3)
+    student, teacher = make_layers(alignment, key_heads=1, head_size=16, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=f"fused has no kernel for divergence: {fourth_kind}; use impl: auto"):
+        attention_loss(student, teacher, alignment, divergence=fourth_kind, impl="fused")
+    query = student.query_HTD.detach().as_subclass(OnGpu)
+    found = [
+        attention_loss(replace(student, query_HTD=query), teacher, alignment, divergence=fourth_kind).loss
+        for _ in range(2)
+    ]
+    assert found[0] == found[1] == attention_loss(student, teacher, alignment, divergence=fourth_kind).loss
+    assert sum("no kernel for divergence" in record.getMessage() for record in caplog.records) == 1
+
+
+@interpreter
+@pytest.mark.parametrize("kernel_code", [3, None])
+def test_a_kernel_that_does_not_know_a_divergence_does_not_compile(kernel_code, monkeypatch):
+    alignment = make_alignment(tokens=3)
+    layers = make_layers(alignment, key_heads=1, head_size=16, dtype=torch.float32)
+    student, teacher = (layer.detach().batch() for layer in layers)
+    formulas = replace(DIVERGENCES["jsd"], name="fourth", kernel_code=kernel_code)
+    comparison = AttentionComparison(formulas, 0.5, "project")
+    with pytest.raises(Exception, match="the kernels do not know this divergence"):
+        kernels.attention_losses(student, teacher, attention_plan.read([alignment]), comparison, [0], None)
 
 
 # ------------------------------------------------------------------------------------------------------------- GPU

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from opasd.errors import ConfigError
 from opasd.losses import fused
-from opasd.losses.token import OutputHead, TokenComparison, _chunk, _method, token_loss
-from tests.losses.cases import relative_error
+from opasd.losses.divergence import DIVERGENCES
+from opasd.losses.token import OutputHead, token_loss
+from opasd.losses.token_chunked import TokenComparison, TokenRole
+from tests.losses.cases import OnGpu, relative_error
 from tests.losses.test_token import CLIPS, KINDS, cases, gradients, make_case
 
 pytest.importorskip("triton")
@@ -19,7 +21,6 @@ from opasd.losses.fused import token as kernels
 
 interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's own tests; see those marked gpu")
 QWEN = 151_936
-COMPARE = TokenComparison("forward_kl", 0.5, 1.0, "none", 0.05, None)
 
 
 def convert(case, dtype, device="cpu"):
@@ -207,19 +208,35 @@ def test_precisions_the_kernels_do_not_have_are_named():
         token_loss(low[0].float(), *low[1:], impl="fused")
 
 
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cuda = True
-
-
 @interpreter
 def test_what_has_no_kernel_is_chunked_and_said_once(caplog):
     fused.say_once.cache_clear()
-    hidden, *heads = convert(make_case(), torch.bfloat16)
-    methods = [_method("auto", hidden.float().as_subclass(OnGpu), *heads, COMPARE, None) for _ in range(2)]
-    assert all(method.step is _chunk for method in methods)
+    hidden, *rest = convert(make_case(), torch.bfloat16)
+    hidden = hidden.detach().float()
+    with torch.no_grad():
+        found = [token_loss(hidden.as_subclass(OnGpu), *rest).loss for _ in range(2)]
     assert ["got bfloat16, float32" in record.getMessage() for record in caplog.records] == [True]
+    assert found[0] == found[1] == token_loss(hidden, *rest, impl="chunked").loss
+
+
+@interpreter
+def test_a_divergence_without_a_kernel_is_chunked_or_refused(fourth_kind, caplog):
+    hidden, *rest = (item.detach() for item in convert(make_case(), torch.float32))
+    with pytest.raises(ConfigError, match=f"fused has no kernel for divergence: {fourth_kind}; use impl: auto"):
+        token_loss(hidden, *rest, divergence=fourth_kind, impl="fused")
+    found = [token_loss(hidden.as_subclass(OnGpu), *rest, divergence=fourth_kind).loss for _ in range(2)]
+    assert found[0] == found[1] == token_loss(hidden, *rest, divergence=fourth_kind, impl="chunked").loss
+    assert sum("no kernel for divergence" in record.getMessage() for record in caplog.records) == 1
+
+
+@interpreter
+@pytest.mark.parametrize("kernel_code", [3, None])
+def test_a_kernel_that_does_not_know_a_divergence_does_not_compile(kernel_code):
+    hidden, head, teacher_hidden, teacher_head = (item.detach() for item in convert(make_case(), torch.float32))
+    formulas = replace(DIVERGENCES["jsd"], name="fourth", kernel_code=kernel_code)
+    comparison = TokenComparison(formulas, 0.5, 1.0, "none", 0.05, None)
+    with pytest.raises(Exception, match="the kernels do not know this divergence"):
+        kernels.compare_chunk(TokenRole(hidden, head), TokenRole(teacher_hidden, teacher_head), comparison, False)
 
 
 @given(

@@ -1,6 +1,6 @@
 """The losses as Triton kernels: the same numbers as the chunked versions, at the speed of the hardware.
 
-Triton is optional and is imported by the kernels' modules alone, once `available` has said yes.
+Triton is optional. Only the modules of the kernels import it, once `unavailable` has returned None.
 """
 
 import functools
@@ -13,7 +13,16 @@ import torch
 
 def available(device: torch.device | str) -> bool:
     """Whether kernels can run on tensors of `device`: Triton and a CUDA device, or Triton's interpreter."""
-    return installed() and (torch.device(device).type == "cuda" or interpreted())
+    return unavailable(device) is None
+
+
+def unavailable(device: torch.device | str) -> str | None:
+    """Why no kernel can run on tensors of `device`, or None if one can."""
+    kind = torch.device(device).type
+    if installed() and (kind == "cuda" or interpreted()):
+        return None
+    missing = "" if installed() else ", and Triton is not installed"
+    return f"needs Triton and a CUDA device, and these tensors are on {kind}{missing}"
 
 
 @functools.cache
@@ -28,5 +37,5 @@ def interpreted() -> bool:
 
 @functools.cache
 def say_once(message: str) -> None:
-    """Tell, the first time, that something slower runs in the kernels' place."""
+    """Warn, the first time, that something slower runs instead of a kernel or a formula."""
     logging.getLogger(__name__).warning(message)

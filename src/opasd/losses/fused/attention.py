@@ -22,7 +22,6 @@ The formulas are those of `opasd.losses.attention`; the weights and 1/(H·m) are
 import functools
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -30,14 +29,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from opasd.choices import Divergence, Handling
+from opasd.losses.attention_chunked import AttentionComparison
 from opasd.losses.fused import attention_backward, attention_forward
-from opasd.losses.fused.attention_plan import Plan, Rollout, make_plan
+from opasd.losses.fused.attention_plan import HostAlignment, LaunchPlan, make_launch_plan
 from opasd.losses.fused.launch import launch
 from opasd.losses.inputs import LayerBatch
 
-KINDS = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
-HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}
 LOG2E = 1 / math.log(2)
 
 
@@ -101,7 +98,7 @@ def _gpu(device: torch.device) -> _Gpu:
     return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
 
 
-def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Rollout]) -> str | None:
+def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[HostAlignment]) -> str | None:
     """What these kernels cannot do of the request, or None."""
     tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
     head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
@@ -126,28 +123,22 @@ def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Rol
 def attention_losses(
     student: LayerBatch,
     teacher: LayerBatch,
-    rollouts: Sequence[Rollout],
-    *,
-    divergence: Divergence,
-    jsd_beta: float,
-    handling: Handling,
+    rollouts: Sequence[HostAlignment],
+    comparison: AttentionComparison,
     seeds: Sequence[int],
     weights_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Σ weight·ℓ over all steps of all rollouts, and the readings [5, ΣT]."""
+    """Σ weight·ℓ over all steps of all rollouts, at least one, and the readings [5, ΣT]."""
     query, key = (_aligned(tensor) for tensor in (student.query_BHND, student.key_BKND))
     student, teacher = replace(student, query_BHND=query, key_BKND=key), teacher.detach()
     teacher = replace(teacher, query_BHND=_aligned(teacher.query_BHND), key_BKND=_aligned(teacher.key_BKND))
     tiles = tiling(query.shape[-1], query.element_size(), query.shape[1] // key.shape[1], query.device)
     strides = (_dense_strides(query), _dense_strides(key))
-    plan = None
-    if rollouts:
-        shuffled = seeds if handling == "shuffle" else None
-        key_tile = tiles.key_gradients.BN
-        plan = make_plan(student, teacher, strides, rollouts, weights_T, shuffled, tiles.rows, key_tile)
-    setting = _Setting(
-        plan, tiles, strides, student.scaling, student.softcap, KINDS[divergence], jsd_beta, HANDLINGS[handling]
-    )  # fmt: skip
+    shuffle_seeds = seeds if comparison.handling == "shuffle" else None
+    plan = make_launch_plan(
+        student, teacher, strides, rollouts, weights_T, shuffle_seeds, tiles.rows, tiles.key_gradients.BN
+    )
+    setting = _Setting(plan, tiles, strides, student.scaling, student.softcap, comparison)
     return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
 
 
@@ -169,21 +160,19 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 class _Setting(NamedTuple):
-    """What one set of launches needs beside the tensors."""
+    """Everything beside the tensors that one set of launches needs."""
 
-    plan: Plan | None
+    plan: LaunchPlan
     tiles: Tiling
     gradient_strides: tuple[tuple[int, ...], tuple[int, ...]]
     scaling: float
     softcap: float | None
-    kind: int
-    jsd_beta: float
-    handling: int
+    comparison: AttentionComparison
 
 
-def _constants(setting: _Setting, plan: Plan, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """What every kernel with a matrix product is compiled for."""
-    head_size = query.shape[-1]
+def _constants(setting: _Setting, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """The constants that every kernel with a matrix product is compiled for."""
+    head_size, plan = query.shape[-1], setting.plan
     return {
         "CAPPED": setting.softcap is not None,
         "WINDOWED": plan.windowed,
@@ -203,11 +192,11 @@ def _scales(scaling: float, softcap: float | None) -> tuple[float, float]:
 
 
 def _forward(
-    setting: _Setting, plan: Plan, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, gradient: bool
+    setting: _Setting, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Readings, the student's normalisers, and c (empty without gradient)."""
-    tiles, device, num_heads = setting.tiles, query.device, query.shape[1]
-    constants, group = _constants(setting, plan, query, key), num_heads // key.shape[1]
+    plan, tiles, device, num_heads = setting.plan, setting.tiles, query.device, query.shape[1]
+    constants, group = _constants(setting, query, key), num_heads // key.shape[1]
     lse_S, lse_T, share = torch.empty(3, num_heads, plan.num_rows, dtype=torch.float32, device=device).unbind()
     inputs = (query, key, teacher.query_BHND, teacher.key_BKND)
     strides = [stride for tensor in inputs for stride in tensor.stride()[1:3]]
@@ -245,8 +234,9 @@ def _forward(
             attention_forward.comparison, (plan.rows * chunk.num_blocks,),
             plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
             plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
-            setting.jsd_beta,
-            KIND=setting.kind, HANDLING=setting.handling, WINDOWED=plan.windowed, GRADIENT=gradient,
+            setting.comparison.jsd_beta,
+            KIND=setting.comparison.formulas.kernel_code, WINDOWED=plan.windowed, GRADIENT=gradient,
+            HANDLING=attention_forward.HANDLINGS[setting.comparison.handling],
             HEADS=1 << (num_heads - 1).bit_length(), ROWS=plan.rows, BLOCK=tiles.block, num_warps=tiles.block_warps,
         )  # fmt: skip
     return readings, lse_S, centred
@@ -254,7 +244,6 @@ def _forward(
 
 def _backward(
     setting: _Setting,
-    plan: Plan,
     query: Tensor,
     key: Tensor,
     sinks: Tensor | None,
@@ -264,7 +253,7 @@ def _backward(
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients to queries, keys and sinks, those that are wanted."""
-    tiles, group = setting.tiles, query.shape[1] // key.shape[1]
+    plan, tiles, group = setting.plan, setting.tiles, query.shape[1] // key.shape[1]
     upstream = upstream.to(torch.float32)
     grad_query, grad_key = (
         torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).zero_() if want else None
@@ -273,7 +262,7 @@ def _backward(
     pull = torch.empty_like(lse)
     strides = (*query.stride()[1:3], *key.stride()[1:3])
     scales = (*_scales(setting.scaling, setting.softcap), setting.scaling)
-    constants = _constants(setting, plan, query, key) | {
+    constants = _constants(setting, query, key) | {
         # bfloat16 has a gradient's range, float16 has not: there float32 goes into the product, as TF32.
         "LOW": query.dtype == torch.bfloat16,
         "GRADIENT_PRECISION": "tf32" if query.dtype == torch.float16 else "tf32x3",
@@ -300,38 +289,24 @@ def _backward(
     return grad_query, grad_key, grad_sinks
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 class _FusedAttentionLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, setting: _Setting
     ) -> tuple[Tensor, Tensor]:
-        if setting.plan is None:
-            readings, lse, centred = (query.new_zeros(5, 0, dtype=torch.float32) for _ in range(3))
-            loss = query.new_zeros((), dtype=torch.float32)
-        else:
-            with _on(query.device):
-                gradient = any(ctx.needs_input_grad[:3])
-                readings, lse, centred = _forward(setting, setting.plan, query, key, sinks, teacher, gradient)
-            loss = torch.dot(setting.plan.weights, readings[0])
+        with torch.cuda.device_of(query):
+            readings, lse, centred = _forward(setting, query, key, sinks, teacher, any(ctx.needs_input_grad[:3]))
         ctx.save_for_backward(query, key, sinks, lse, centred)
         ctx.setting = setting
         ctx.mark_non_differentiable(readings)
-        return loss, readings
+        return torch.dot(setting.plan.weights, readings[0]), readings
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, sinks, lse, centred = ctx.saved_tensors
-        setting, wanted = ctx.setting, ctx.needs_input_grad[:3]
-        if setting.plan is None:
-            inputs = zip((query, key, sinks), wanted, strict=True)
-            return *(torch.zeros_like(tensor) if want else None for tensor, want in inputs), None, None
-        with _on(query.device):
+        with torch.cuda.device_of(query):
             gradients = _backward(
-                setting, setting.plan, query, key, sinks, lse, centred, grad_outputs[0], wanted
-            )  # fmt: skip
+                ctx.setting, query, key, sinks, lse, centred, grad_outputs[0], ctx.needs_input_grad[:3]
+            )
         return *gradients, None, None

@@ -1,4 +1,4 @@
-"""Kernels of the attention loss's backward pass; `attention` says what each is for and what it costs."""
+"""Kernels of the attention loss's backward pass; `attention.py` beside this file says what each costs."""
 
 import triton
 import triton.language as tl
@@ -33,6 +33,7 @@ from opasd.losses.fused.attention_tables import (
 
 @triton.jit
 def _gradient_dot(gradient, vectors, total, LOW: tl.constexpr, PRECISION: tl.constexpr):
+    """total + gradient · vectors; with LOW the gradient is rounded to the vectors' precision."""
     if LOW:
         return tl.dot(gradient.to(vectors.dtype), vectors, total)
     else:
@@ -48,11 +49,11 @@ def _cap_slope(logit, cap):
 
 @triton.jit
 def _attention_tile(
-    q, K, k_n, C, width, start, inner, lse, position, first, end, window, scale, cap,
-    MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    rows, first, MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Keys, logits, probabilities (zero where unseen) and centred slopes of one tile."""
+    q, K, k_n, C, width, start, inner, lse, position, end, window, scale, cap = rows
     key = first + tl.arange(0, BN)
     k = vectors(K, key, k_n, key < end, D, DP, MASKED)
     centred = tl.load(C + inner[:, None] * width + (key - start)[None, :]).to(tl.float32)
@@ -67,30 +68,25 @@ def _attention_tile(
 
 @triton.jit
 def _pull_span(
-    q, K, k_n, C, width, start, inner, lse, position, low, high, end, window, scale, cap, pull,
-    MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+    rows, low, high, pull, MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add the keys in [low, high) to Σ_j p_j c_j."""
     for first in range(low, high, BN):
-        _, _, probability, centred = _attention_tile(
-            q, K, k_n, C, width, start, inner, lse, position, first, end, window, scale, cap,
-            MASKED, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
+        _, _, probability, centred = _attention_tile(rows, first, MASKED, CAPPED, WINDOWED, D, DP, BN, PRECISION)
         pull += tl.sum(probability * centred, 1)
     return pull
 
 
 @triton.jit
 def _query_span(
-    q, K, k_n, C, width, start, inner, lse, position, low, high, end, window, scale, cap, pull, total,
-    MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr, LOW: tl.constexpr, GRADIENT_PRECISION: tl.constexpr,
+    rows, low, high, pull, total, MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, LOW: tl.constexpr, GRADIENT_PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add the part of the keys in [low, high) to the queries' gradient."""
+    cap = rows[12]
     for first in range(low, high, BN):
-        k, logit, probability, centred = _attention_tile(
-            q, K, k_n, C, width, start, inner, lse, position, first, end, window, scale, cap,
-            MASKED, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
+        k, logit, probability, centred = _attention_tile(rows, first, MASKED, CAPPED, WINDOWED, D, DP, BN, PRECISION)
         gradient = probability * (centred - pull[:, None])
         if CAPPED:
             gradient *= _cap_slope(logit, cap)
@@ -106,7 +102,7 @@ def query_gradients(
     DP: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, LOW: tl.constexpr,
     GRADIENT_PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Σ_j p_hj c_j of every step and head, and with it the gradient to the queries (where wanted)."""
+    """Σ_j p_hj c_j of every step and head, and from it, where wanted, the gradient to the queries."""
     head, tile = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(BLOCKS + tile // (ROWS // BM) * 2)
     block = tl.load(BLOCKS + tile // (ROWS // BM) * 2 + 1).to(tl.int32)
@@ -129,36 +125,28 @@ def query_gradients(
         statistics = head * num_rows + number(SEQUENCES, sequence, FIRST_ROW) + step
         lse = tl.load(LSE + statistics, mask=inside, other=0.0)
         low, full_low, full_high, high = spans(first, last, window, WINDOWED, BN)
+        rows = (q, K, k_n, C, width, start, plane_row, lse, position, high, window, scale, cap)
 
         pull = tl.zeros((BM,), tl.float32)
         if WINDOWED:
-            pull = _pull_span(
-                q, K, k_n, C, width, start, plane_row, lse, position, low, full_low, high, window, scale, cap, pull,
-                True, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-            )  # fmt: skip
-        pull = _pull_span(
-            q, K, k_n, C, width, start, plane_row, lse, position, full_low, full_high, high, window, scale, cap, pull,
-            False, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
-        pull = _pull_span(
-            q, K, k_n, C, width, start, plane_row, lse, position, full_high, high, high, window, scale, cap, pull,
-            True, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
+            pull = _pull_span(rows, low, full_low, pull, True, CAPPED, WINDOWED, D, DP, BN, PRECISION)
+        pull = _pull_span(rows, full_low, full_high, pull, False, CAPPED, WINDOWED, D, DP, BN, PRECISION)
+        pull = _pull_span(rows, full_high, high, pull, True, CAPPED, WINDOWED, D, DP, BN, PRECISION)
         tl.store(PULL + statistics, pull, mask=inside)
         if WANTED:
             total = tl.zeros((BM, DP), tl.float32)
             if WINDOWED:
                 total = _query_span(
-                    q, K, k_n, C, width, start, plane_row, lse, position, low, full_low, high, window, scale, cap, pull,
-                    total, True, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
+                    rows, low, full_low, pull, total,
+                    True, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
                 )  # fmt: skip
             total = _query_span(
-                q, K, k_n, C, width, start, plane_row, lse, position, full_low, full_high, high, window, scale, cap,
-                pull, total, False, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
+                rows, full_low, full_high, pull, total,
+                False, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
             )  # fmt: skip
             total = _query_span(
-                q, K, k_n, C, width, start, plane_row, lse, position, full_high, high, high, window, scale, cap, pull,
-                total, True, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
+                rows, full_high, high, pull, total,
+                True, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
             )  # fmt: skip
             total *= scaling * tl.load(UPSTREAM)
             d = tl.arange(0, DP)
@@ -168,12 +156,15 @@ def query_gradients(
 
 @triton.jit
 def _key_span(
-    Q, k, C, LSE, PULL, plane, width, q_h, q_n, head, key, first_row, num_rows, low, high, steps, position,
-    window, scale, cap, total,
+    keys, low, high, total,
     MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
     LOW: tl.constexpr, GRADIENT_PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add the part of the steps in [low, high) to the keys' gradient."""
+    (
+        Q, k, C, LSE, PULL, plane, width, q_h, q_n, head, key, first_row, num_rows, steps, position, window, scale, cap,
+    ) = keys  # fmt: skip
     for item in range(low // BM * (GROUP // HEADS), tl.cdiv(high, BM) * (GROUP // HEADS)):
         row = item // (GROUP // HEADS) * BM
         first_head = head * GROUP + item % (GROUP // HEADS) * HEADS
@@ -236,20 +227,21 @@ def key_gradients(
     full_low = tl.cdiv(tl.maximum(begin + BN - 1 - position, 0), BM) * BM
     full_low = tl.minimum(full_low, tl.cdiv(high, BM) * BM)
     full_high = tl.maximum(full_low, full_high)
+    keys = (
+        Q, k, CENTRED, LSE, PULL, plane, width, q_h, q_n, head, key, first_row, num_rows, steps, position, window,
+        scale, cap,
+    )  # fmt: skip
     total = tl.zeros((BN, DP), tl.float32)
     total = _key_span(
-        Q, k, CENTRED, LSE, PULL, plane, width, q_h, q_n, head, key, first_row, num_rows, low, full_low, steps,
-        position, window, scale, cap, total,
+        keys, low, full_low, total,
         True, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
     )  # fmt: skip
     total = _key_span(
-        Q, k, CENTRED, LSE, PULL, plane, width, q_h, q_n, head, key, first_row, num_rows, full_low, full_high,
-        steps, position, window, scale, cap, total,
+        keys, full_low, full_high, total,
         False, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
     )  # fmt: skip
     total = _key_span(
-        Q, k, CENTRED, LSE, PULL, plane, width, q_h, q_n, head, key, first_row, num_rows, full_high, high,
-        steps, position, window, scale, cap, total,
+        keys, full_high, high, total,
         True, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
     )  # fmt: skip
     total *= scaling * tl.load(UPSTREAM)

@@ -1,9 +1,12 @@
-"""Kernels of the attention loss's forward pass; `attention` says what each is for and what it costs."""
+"""Kernels of the attention loss's forward pass; `attention.py` beside this file says what each costs.
+
+In `comparison`, a step's `row` is a tuple: the two planes and the links at its row, the permutation, the key of its
+first column, its position in each role, and the windows.
+"""
 
 import triton
 import triton.language as tl
 
-from opasd.losses.divergence import SMALLEST as SMALLEST_NUMBER
 from opasd.losses.fused.attention_tables import (
     COUNTS,
     FIRST_ROW,
@@ -29,27 +32,28 @@ from opasd.losses.fused.attention_tables import (
     spans,
     vectors,
 )
+from opasd.losses.fused.divergence import log, slope, terms
 from opasd.losses.projection import LEAST_MASS as LEAST_MASS_OF_A_ROW
 
+# ruff: noqa: RUF059 (a tuple of arguments is unpacked whole)
 # A kernel's language is not quite Python:
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false
 
-FORWARD_KL, REVERSE_KL, JSD = (tl.constexpr(i) for i in range(3))
-PROJECT, REDISTRIBUTE, SHUFFLE = (tl.constexpr(i) for i in range(3))
-SMALLEST = tl.constexpr(SMALLEST_NUMBER)
+HANDLINGS = {"project": 0, "redistribute": 1, "shuffle": 2}
+PROJECT, SHUFFLE = (tl.constexpr(HANDLINGS[name]) for name in ("project", "shuffle"))
 LEAST_MASS = tl.constexpr(LEAST_MASS_OF_A_ROW)
-
-
-# ---------------------------------------------------------------------------------------------------- normalisers
 
 
 @triton.jit
 def _normaliser_span(
-    q, K, k_n, SOLUTION, position, low, high, end, window, scale, cap, largest, total, tally,
-    MASKED: tl.constexpr, TALLY: tl.constexpr, TEACHER: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    rows, low, high, state, MASKED: tl.constexpr, TALLY: tl.constexpr, TEACHER: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add the keys in [low, high) to each row's (largest logit, normaliser, the solution's part of the normaliser)."""
+    q, K, k_n, SOLUTION, position, end, window, scale, cap = rows
+    largest, total, tally = state
     for first in range(low, high, BN):
         key = first + tl.arange(0, BN)
         k = vectors(K, key, k_n, key < end, D, DP, MASKED)
@@ -78,6 +82,7 @@ def _normalise_rows(
     TEACHER: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """The normalisers of BM steps of one role and head."""
     steps = number(SEQUENCES, sequence, STEPS)
     if TEACHER:
         q_offset = offset_of(SEQUENCES, sequence, TEACHER_QUERY)
@@ -93,38 +98,30 @@ def _normalise_rows(
     last = first + tl.minimum(BM, steps - row) - 1
     q = vectors(Q + q_offset + head * q_h, step, q_n, step < steps, D, DP, True)
     K += k_offset + (head // GROUP) * k_h
-    largest = tl.full((BM,), -float("inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    tally = tl.zeros((BM,), tl.float32)
+    state = (tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32))
 
     low, full_low, full_high, high = spans(first, last, window, WINDOWED, BN)
+    rows = (q, K, k_n, SOLUTION, position, high, window, scale, cap)
     if WINDOWED:
-        largest, total, tally = _normaliser_span(
-            q, K, k_n, SOLUTION, position, low, full_low, high, window, scale, cap, largest, total, tally,
-            True, TEACHER, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
+        state = _normaliser_span(
+            rows, low, full_low, state, True, TEACHER, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION
+        )
     if TEACHER:
         begin = number(SEQUENCES, sequence, SOLUTION_BEGIN) // BN * BN
         end = tl.cdiv(number(SEQUENCES, sequence, SOLUTION_END), BN) * BN
         begin = tl.minimum(tl.maximum(begin, full_low), full_high)
         end = tl.minimum(tl.maximum(end, begin), full_high)
-        largest, total, tally = _normaliser_span(
-            q, K, k_n, SOLUTION, position, full_low, begin, high, window, scale, cap, largest, total, tally,
-            False, False, True, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
-        largest, total, tally = _normaliser_span(
-            q, K, k_n, SOLUTION, position, begin, end, high, window, scale, cap, largest, total, tally,
-            False, True, True, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-        )  # fmt: skip
+        state = _normaliser_span(
+            rows, full_low, begin, state, False, False, True, CAPPED, WINDOWED, D, DP, BN, PRECISION
+        )
+        state = _normaliser_span(rows, begin, end, state, False, True, True, CAPPED, WINDOWED, D, DP, BN, PRECISION)
         full_low = end
+    state = _normaliser_span(
+        rows, full_low, full_high, state, False, False, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION
+    )
     largest, total, tally = _normaliser_span(
-        q, K, k_n, SOLUTION, position, full_low, full_high, high, window, scale, cap, largest, total, tally,
-        False, False, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-    )  # fmt: skip
-    largest, total, tally = _normaliser_span(
-        q, K, k_n, SOLUTION, position, full_high, high, high, window, scale, cap, largest, total, tally,
-        True, TEACHER, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION,
-    )  # fmt: skip
+        rows, full_high, high, state, True, TEACHER, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION
+    )
     if SINK:
         sink = tl.load(SINKS + head).to(tl.float32) * LOG2E
         new = tl.maximum(largest, sink)
@@ -145,7 +142,7 @@ def normalisers(
     SINK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Base-2 log of every step's and head's softmax normaliser, and of the teacher's the solution's share."""
+    """Base-2 log of each softmax normaliser, for every step and head, and the solution's share of the teacher's."""
     head, item = tl.program_id(0), tl.program_id(1)
     tile, teacher = item // 2, item % 2 == 0
     sequence = tl.load(BLOCKS + tile // (ROWS // BM) * 2)
@@ -163,9 +160,6 @@ def normalisers(
                 window_s, scale_s, cap_s, num_rows,
                 False, SINK, CAPPED, WINDOWED, GROUP, D, DP, BM, BN, PRECISION,
             )  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------- averaged rows
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
@@ -213,74 +207,6 @@ def averages(
             tl.store(PLANE + out + (column + tl.arange(0, BN))[None, :], total / num_heads)
 
 
-# ----------------------------------------------------------------------------------------------------- comparison
-
-
-@triton.jit
-def _shared_at(PLANE, LINKED, start, column, position, other_position, window_s, window_t, WINDOWED: tl.constexpr):
-    """A plane's values of one row at columns; 0 where a key is not shared or one role does not see it."""
-    key = start + column
-    link = tl.load(LINKED + key, mask=(column >= 0) & (key <= position), other=-1)
-    seen = (link >= 0) & sees(position, key, window_s, WINDOWED) & sees(other_position, link // 2, window_t, WINDOWED)
-    return tl.load(PLANE + column, mask=seen, other=0.0), seen, seen & (link % 2 == 1)
-
-
-@triton.jit
-def _log(probability):
-    return tl.log(tl.maximum(probability, SMALLEST, propagate_nan=tl.PropagateNan.ALL))
-
-
-@triton.jit
-def _slope(target, student, beta, KIND: tl.constexpr):
-    if KIND == FORWARD_KL:
-        return 1.0 - target / tl.maximum(student, SMALLEST, propagate_nan=tl.PropagateNan.ALL)
-    elif KIND == REVERSE_KL:
-        return _log(student) - _log(target)
-    else:
-        return (1.0 - beta) * (_log(student) - _log(student + beta * (target - student)))
-
-
-@triton.jit
-def _terms(target, student, beta, KIND: tl.constexpr):
-    if KIND == FORWARD_KL:
-        return target * (_log(target) - _log(student))
-    elif KIND == REVERSE_KL:
-        return student * (_log(student) - _log(target))
-    else:
-        mixture = _log(student + beta * (target - student))
-        return beta * target * (_log(target) - mixture) + (1.0 - beta) * student * (_log(student) - mixture)
-
-
-@triton.jit
-def _received(
-    teacher, in_prompt, column, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t,
-    WINDOWED: tl.constexpr,
-):  # fmt: skip
-    """What the permutation gives each prompt position within the teacher's reach, before normalising."""
-    source = tl.load(PERMUTED + start + column, mask=in_prompt, other=-1) - start
-    given, _, from_prompt = _shared_at(
-        PLANE_T, LINKED, start, source, position, other_position, window_s, window_t, WINDOWED
-    )
-    return tl.where(from_prompt & (teacher > 0), given, 0.0)
-
-
-@triton.jit
-def _target(
-    teacher, in_prompt, column, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t,
-    boost, shuffled_boost, scale, WINDOWED: tl.constexpr, HANDLING: tl.constexpr,
-):  # fmt: skip
-    """The teacher's target: its attention plus the shares of the solution's, renormalised."""
-    total = teacher
-    if HANDLING != PROJECT:
-        total += tl.where(in_prompt, teacher, 0.0) * boost
-    if HANDLING == SHUFFLE:
-        total += shuffled_boost * _received(
-            teacher, in_prompt, column, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t,
-            WINDOWED,
-        )  # fmt: skip
-    return total * scale
-
-
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
 def comparison(
     PLANE_S, PLANE_T, CENTRED, SEQUENCES, BLOCKS, LINKED, PERMUTED, SHARE, WEIGHT, READINGS,
@@ -288,7 +214,7 @@ def comparison(
     KIND: tl.constexpr, HANDLING: tl.constexpr, WINDOWED: tl.constexpr, GRADIENT: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step: its readings, and weight·c/(H·m) of the loss's formula in the place of its row."""
+    """One step: its readings, and weight·c/(H·m) of the loss's formula in its row of CENTRED."""
     block = first_block + tl.program_id(0) // ROWS
     inner = tl.program_id(0) % ROWS
     sequence = tl.load(BLOCKS + block * 2)
@@ -298,99 +224,141 @@ def comparison(
         offset, width, start = block_of(SEQUENCES, sequence, block, window_s, WINDOWED, ROWS)
         position = number(SEQUENCES, sequence, STUDENT_POSITION) + step
         other_position = number(SEQUENCES, sequence, TEACHER_POSITION) + step
-        row = number(SEQUENCES, sequence, FIRST_ROW) + step
+        statistics = number(SEQUENCES, sequence, FIRST_ROW) + step
         LINKED += field(SEQUENCES, sequence, LINKS)
         PERMUTED += field(SEQUENCES, sequence, LINKS)
         PLANE_S += offset - plane_begin.to(tl.int64) * (ROWS * ROWS) + inner * width
         PLANE_T += offset - plane_begin.to(tl.int64) * (ROWS * ROWS) + inner * width
         CENTRED += offset + inner * width
+        row = (PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t)
 
         head = tl.arange(0, HEADS)
-        share = tl.load(SHARE + head * num_rows + row, mask=head < num_heads, other=0.0)
+        share = tl.load(SHARE + head * num_rows + statistics, mask=head < num_heads, other=0.0)
         solution = tl.sum(share, 0) / num_heads
-        student_sum = tl.zeros((BLOCK,), tl.float32)
-        teacher_sum = tl.zeros((BLOCK,), tl.float32)
-        prompt_sum = tl.zeros((BLOCK,), tl.float32)
-        for first in range(0, position - start + 1, BLOCK):
-            column = first + tl.arange(0, BLOCK)
-            teacher, seen, in_prompt = _shared_at(
-                PLANE_T, LINKED, start, column, position, other_position, window_s, window_t, WINDOWED
-            )
-            student_sum += tl.load(PLANE_S + column, mask=seen, other=0.0)
-            teacher_sum += teacher
-            prompt_sum += tl.where(in_prompt, teacher, 0.0)
-        student_mass = tl.sum(student_sum, 0)
-        teacher_mass = tl.sum(teacher_sum, 0)
-        prompt_mass = tl.sum(prompt_sum, 0)
-
-        boost = 0.0
-        shuffled_boost = 0.0
-        total = teacher_mass
-        if HANDLING != PROJECT:
-            has_prompt = (prompt_mass < LEAST_MASS) == 0
-            boost = tl.where(has_prompt, solution / tl.where(has_prompt, prompt_mass, 1.0), 0.0)
-            total += tl.where(has_prompt, solution, 0.0)
-        if HANDLING == SHUFFLE:
-            shuffled_sum = tl.zeros((BLOCK,), tl.float32)
-            for first in range(0, position - start + 1, BLOCK):
-                column = first + tl.arange(0, BLOCK)
-                teacher, _, in_prompt = _shared_at(
-                    PLANE_T, LINKED, start, column, position, other_position, window_s, window_t, WINDOWED
-                )
-                shuffled_sum += _received(
-                    teacher, in_prompt, column, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s,
-                    window_t, WINDOWED,
-                )  # fmt: skip
-            shuffled_mass = tl.sum(shuffled_sum, 0)
-            # As shares of the prompt's mass; where less than LEAST_MASS of it arrives, the shares stay where they were.
-            arrives = has_prompt & (shuffled_mass >= LEAST_MASS * prompt_mass)
-            shuffled_boost = tl.where(arrives, solution / tl.where(arrives, shuffled_mass, 1.0), 0.0)
-            boost = tl.where(arrives, 0.0, boost)
+        student_mass, teacher_mass, prompt_mass = _masses(row, WINDOWED, BLOCK)
+        boost, shuffled_boost, total = _boosts(row, solution, teacher_mass, prompt_mass, WINDOWED, HANDLING, BLOCK)
         target_usable = (total < LEAST_MASS) == 0
         scale = tl.where(target_usable, 1.0 / tl.where(target_usable, total, 1.0), 0.0)
         student_usable = (student_mass < LEAST_MASS) == 0
         student_scale = tl.where(student_usable, 1.0 / tl.where(student_usable, student_mass, 1.0), 0.0)
         usable = student_usable & ((teacher_mass < LEAST_MASS) == 0)
 
-        divergence_sum = tl.zeros((BLOCK,), tl.float32)
-        student_entropy = tl.zeros((BLOCK,), tl.float32)
-        teacher_entropy = tl.zeros((BLOCK,), tl.float32)
-        mean_slope = tl.zeros((BLOCK,), tl.float32)
-        for first in range(0, position - start + 1, BLOCK):
-            column = first + tl.arange(0, BLOCK)
-            teacher, seen, in_prompt = _shared_at(
-                PLANE_T, LINKED, start, column, position, other_position, window_s, window_t, WINDOWED
-            )
-            student = tl.load(PLANE_S + column, mask=seen, other=0.0) * student_scale
-            target = _target(
-                teacher, in_prompt, column, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s,
-                window_t, boost, shuffled_boost, scale, WINDOWED, HANDLING,
-            )  # fmt: skip
-            divergence_sum += _terms(target, student, beta, KIND)
-            student_entropy -= student * _log(student)
-            teacher_entropy -= target * _log(target)
-            mean_slope += _slope(target, student, beta, KIND) * student
-        divergence = tl.where(usable, tl.sum(divergence_sum, 0), 0.0)
-        READINGS += row
-        tl.store(READINGS, divergence)
+        scales = (boost, shuffled_boost, scale, student_scale)
+        divergence, student_entropy, teacher_entropy, centre = _sums(
+            row, scales, beta, KIND, HANDLING, WINDOWED, BLOCK
+        )  # fmt: skip
+        READINGS += statistics
+        tl.store(READINGS, tl.where(usable, divergence, 0.0))
         both = solution + teacher_mass
         tl.store(READINGS + num_rows, solution / tl.where(both < LEAST_MASS, LEAST_MASS, both))
         tl.store(READINGS + 2 * num_rows, teacher_mass)
-        tl.store(READINGS + 3 * num_rows, tl.sum(student_entropy, 0))
-        tl.store(READINGS + 4 * num_rows, tl.sum(teacher_entropy, 0))
+        tl.store(READINGS + 3 * num_rows, student_entropy)
+        tl.store(READINGS + 4 * num_rows, teacher_entropy)
 
         if GRADIENT:
-            centre = tl.sum(mean_slope, 0)
-            factor = tl.where(usable, tl.load(WEIGHT + row) * student_scale / num_heads, 0.0)
+            factor = tl.where(usable, tl.load(WEIGHT + statistics) * student_scale / num_heads, 0.0)
             for first in range(0, position - start + 1, BLOCK):
                 column = first + tl.arange(0, BLOCK)
-                teacher, seen, in_prompt = _shared_at(
-                    PLANE_T, LINKED, start, column, position, other_position, window_s, window_t, WINDOWED
-                )
-                student = tl.load(PLANE_S + column, mask=seen, other=0.0) * student_scale
-                target = _target(
-                    teacher, in_prompt, column, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s,
-                    window_t, boost, shuffled_boost, scale, WINDOWED, HANDLING,
-                )  # fmt: skip
-                centred = tl.where(seen, (_slope(target, student, beta, KIND) - centre) * factor, 0.0)
+                student, target, seen = _both_at(row, scales, column, HANDLING, WINDOWED)
+                centred = tl.where(seen, (slope(target, student, beta, KIND) - centre) * factor, 0.0)
                 tl.store(CENTRED + column, centred.to(CENTRED.dtype.element_ty), mask=column <= position - start)
+
+
+@triton.jit
+def _masses(row, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
+    """The student's and the teacher's attention on the support, and the teacher's on the prompt's part of it."""
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    student_sum = tl.zeros((BLOCK,), tl.float32)
+    teacher_sum = tl.zeros((BLOCK,), tl.float32)
+    prompt_sum = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, position - start + 1, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        teacher, seen, in_prompt = _teacher_at(row, column, WINDOWED)
+        student_sum += tl.load(PLANE_S + column, mask=seen, other=0.0)
+        teacher_sum += teacher
+        prompt_sum += tl.where(in_prompt, teacher, 0.0)
+    return tl.sum(student_sum, 0), tl.sum(teacher_sum, 0), tl.sum(prompt_sum, 0)
+
+
+@triton.jit
+def _boosts(
+    row, solution, teacher_mass, prompt_mass, WINDOWED: tl.constexpr, HANDLING: tl.constexpr, BLOCK: tl.constexpr
+):
+    """What the prompt's positions get of the solution's attention, per unit of their own and of the permuted one's.
+
+    The third number is the target's mass with it.
+    """
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    boost = 0.0
+    shuffled_boost = 0.0
+    total = teacher_mass
+    if HANDLING != PROJECT:
+        has_prompt = (prompt_mass < LEAST_MASS) == 0
+        boost = tl.where(has_prompt, solution / tl.where(has_prompt, prompt_mass, 1.0), 0.0)
+        total += tl.where(has_prompt, solution, 0.0)
+    if HANDLING == SHUFFLE:
+        shuffled_sum = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, position - start + 1, BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            teacher, _, in_prompt = _teacher_at(row, column, WINDOWED)
+            shuffled_sum += _received(row, teacher, in_prompt, column, WINDOWED)
+        shuffled_mass = tl.sum(shuffled_sum, 0)
+        # As shares of the prompt's mass; if less than LEAST_MASS of it arrives, the shares are not permuted.
+        arrives = has_prompt & (shuffled_mass >= LEAST_MASS * prompt_mass)
+        shuffled_boost = tl.where(arrives, solution / tl.where(arrives, shuffled_mass, 1.0), 0.0)
+        boost = tl.where(arrives, 0.0, boost)
+    return boost, shuffled_boost, total
+
+
+@triton.jit
+def _sums(
+    row, scales, beta, KIND: tl.constexpr, HANDLING: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The divergence, both entropies, and Σ_j A^S_j g_j."""
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    divergence = tl.zeros((BLOCK,), tl.float32)
+    student_entropy = tl.zeros((BLOCK,), tl.float32)
+    teacher_entropy = tl.zeros((BLOCK,), tl.float32)
+    mean_slope = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, position - start + 1, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        student, target, _ = _both_at(row, scales, column, HANDLING, WINDOWED)
+        divergence += terms(target, student, beta, KIND)
+        student_entropy -= student * log(student)
+        teacher_entropy -= target * log(target)
+        mean_slope += slope(target, student, beta, KIND) * student
+    return tl.sum(divergence, 0), tl.sum(student_entropy, 0), tl.sum(teacher_entropy, 0), tl.sum(mean_slope, 0)
+
+
+@triton.jit
+def _both_at(row, scales, column, HANDLING: tl.constexpr, WINDOWED: tl.constexpr):
+    """The student's row and the teacher's target at some columns, both renormalised; and which are on the support."""
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    boost, shuffled_boost, scale, student_scale = scales
+    teacher, seen, in_prompt = _teacher_at(row, column, WINDOWED)
+    student = tl.load(PLANE_S + column, mask=seen, other=0.0) * student_scale
+    total = teacher
+    if HANDLING != PROJECT:
+        total += tl.where(in_prompt, teacher, 0.0) * boost
+    if HANDLING == SHUFFLE:
+        total += shuffled_boost * _received(row, teacher, in_prompt, column, WINDOWED)
+    return student, total * scale, seen
+
+
+@triton.jit
+def _received(row, teacher, in_prompt, column, WINDOWED: tl.constexpr):
+    """The attention that the permutation gives each prompt position within the teacher's reach, not normalised."""
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    source = tl.load(PERMUTED + start + column, mask=in_prompt, other=-1) - start
+    moved, _, from_prompt = _teacher_at(row, source, WINDOWED)
+    return tl.where(from_prompt & (teacher > 0), moved, 0.0)
+
+
+@triton.jit
+def _teacher_at(row, column, WINDOWED: tl.constexpr):
+    """The teacher's row at columns, 0 off the support; and which columns are on the support, and in the prompt."""
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    key = start + column
+    link = tl.load(LINKED + key, mask=(column >= 0) & (key <= position), other=-1)
+    seen = (link >= 0) & sees(position, key, window_s, WINDOWED) & sees(other_position, link // 2, window_t, WINDOWED)
+    return tl.load(PLANE_T + column, mask=seen, other=0.0), seen, seen & (link % 2 == 1)
