@@ -138,8 +138,8 @@ def test_whole_numbers_with_a_point_are_integers(tmp_path):
         ("quiz: {sorce: x}", "quiz: source|quiz: sorce"),
         ("quiz: {source: x, kynd: choice}", "did you mean kind?"),
         ("quiz: {source: x, kind: poem}", "quiz: kind"),
-        ("quiz: {source: x, answer_pattern: '('}", "not a regular expression"),
-        ("quiz: {source: x, answer_pattern: 'x'}", "it needs a group"),
+        ("quiz: {source: x, answer_pattern: '('}", "quiz: answer_pattern: got .*, which is no regular expression"),
+        ("quiz: {source: x, answer_pattern: 'x'}", "quiz: answer_pattern: got .*, which has no group"),
         ("quiz: {source: x, prompt: Solve it}", "mine.yaml: quiz: prompt must have {question} once"),
         ("quiz: {source: x, prompt: '{question} {x}'}", "mine.yaml: quiz: prompt "),
         ("", "mine.yaml has no entries"),
@@ -171,7 +171,9 @@ def test_wrong_rows_are_told(tmp_path):
 def test_an_answer_pattern_that_matches_without_its_group_is_told(tmp_path):
     write(tmp_path / "rows.jsonl", [{"problem": "p", "answer": "#### 4"}, {"problem": "q", "answer": "no ANS"}])
     (tmp_path / "mine.yaml").write_text("quiz: {source: rows.jsonl, answer_pattern: '#### (\\S+)|ANS'}\n")
-    with pytest.raises(DataError, match=r"rows.jsonl.*2: answer_pattern '#### .*ANS' matches 'ANS' without its first"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl.*2: .* has no answer \(answer_pattern '#### .*ANS'\)"
+    ):
         load(find_benchmarks([str(tmp_path / "mine.yaml")])[0])
 
 

@@ -1,13 +1,27 @@
 """A whole run: the data, the model, the optimisation and the method."""
 
 import re
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from opasd.choices import Adaptation, Precision, Schedule, StopOrSkip
 from opasd.config.method import OPASDConfig
 from opasd.config.objective import Section
+
+
+def _check_group(pattern: str | None) -> str | None:
+    try:
+        groups = 1 if pattern is None else re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"got {pattern!r}, which is no regular expression ({error})") from None
+    if groups == 0:
+        raise ValueError(f"got {pattern!r}, which has no group; put parentheses around the answer: '####\\s*(.+)'")
+    return pattern
+
+
+AnswerPattern = Annotated[str | None, AfterValidator(_check_group)]
+"""Regular expression whose first group extracts the answer."""
 
 
 class ColumnConfig(Section):
@@ -21,19 +35,8 @@ class ColumnConfig(Section):
     answer: str | None = None
     """Column with the final answer, for grading and for {answer} in `prompts.reference`. Unset: the column `answer` or
     `Answer`, if there is one."""
-    answer_pattern: str | None = None
+    answer_pattern: AnswerPattern = None
     """Regular expression whose first group extracts the answer. A text that does not match is the answer itself."""
-
-    @field_validator("answer_pattern")
-    @classmethod
-    def _has_a_group(cls, pattern: str | None) -> str | None:
-        try:
-            groups = 1 if pattern is None else re.compile(pattern).groups
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"got {pattern!r}, which is no regular expression ({error})") from None
-        if groups == 0:
-            raise ValueError(f"got {pattern!r}, which has no group; put parentheses around the answer: '####\\s*(.+)'")
-        return pattern
 
 
 class DataConfig(Section):

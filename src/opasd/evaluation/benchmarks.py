@@ -1,8 +1,8 @@
 """Benchmarks: small entries that say where problems come from and how they are asked and graded.
 
-    find_benchmark("aime24") ─► Benchmark ─► load() ─► LoadedBenchmark(problems with answers, where they came from)
+    find_benchmarks(["aime24"])[0] ─► Benchmark ─► load() ─► LoadedBenchmark(problems with answers, and their origin)
 
-A local copy wins over the hub. A problem's id is its place in the benchmark, so the same samples are drawn from either.
+A local copy is preferred to the hub. A problem's id is its number in the benchmark, so both give the same samples.
 """
 
 import dataclasses
@@ -17,12 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
+from opasd.config.run import AnswerPattern
 from opasd.data.made import TASKS, make_problems
 from opasd.data.problems import Problem, load_problems
-from opasd.data.sources import Origin, files_by_split, listing, read_rows
+from opasd.data.sources import ANSWER_COLUMNS, Origin, files_by_split, listing, read_rows
 from opasd.errors import ConfigError, DataError
 from opasd.grading.tidying import tidy
 from opasd.grading.verdict import AnswerKind
@@ -35,28 +36,28 @@ from opasd.recipes.reading import read_yaml
 
 PACKAGED = Path(__file__).with_name("benchmarks.yaml")
 DATA_DIR = "OPASD_DATA_DIR"
-"""Environment variable with the folder of local copies."""
+"""Environment variable that names the folder of local copies."""
 PAPER = ("aime24", "aime25", "aime26", "hmmt25")
 """Benchmarks of an evaluation that names none."""
-QUESTIONS, ANSWERS = ("problem", "question"), ("answer", "Answer")
-"""Columns of a file that no entry describes."""
-_KINDS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
-_NO_SETTING = re.compile(r" or set data\.| Check data\.")
+QUESTION_COLUMNS = ("problem", "question")
+"""Columns that may hold the question in a file without an entry."""
+_ENDINGS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
+_TRAINING_ADVICE = re.compile(r" or set data\.| Check data\.")
 _INTEGER = re.compile(r"[-+]?\d[\d,]*", re.ASCII)
-_NO_FRACTION = re.compile(r"(?<=\d)\.0*$")
+_ZERO_FRACTION = re.compile(r"(?<=\d)\.0*$")
 
 
 class Benchmark(Section):
     """One entry."""
 
     name: str
-    """What the command line calls it."""
+    """Its name on the command line."""
     title: str = ""
-    """What a table calls it."""
+    """Its name in a table."""
     source: str
     """A data set on the hub, a file, a folder, or an embedded task."""
     revision: str | None = None
-    """Commit of a hub data set. Unset: the newest, whose hash is recorded."""
+    """Commit of a hub data set. Unset: the newest one; the result records its hash."""
     subset: str | None = None
     """Configuration of a hub data set."""
     split: str = "train"
@@ -65,32 +66,21 @@ class Benchmark(Section):
     """Column with the problem."""
     answer: str = "answer"
     """Column with the answer."""
-    answer_pattern: str | None = None
-    """Regular expression whose first group is the answer in its column; a text without it is the answer itself."""
+    answer_pattern: AnswerPattern = None
+    """Regular expression whose first group extracts the answer. A text that does not match is the answer itself."""
     kind: AnswerKind = "expression"
     """What the answers are."""
     prompt: str = PromptConfig().student
     """The user's message."""
     instruction: str = PromptConfig().instruction
-    """What it asks for."""
+    """What the message asks for."""
     problems: int | None = Field(default=None, gt=0)
     """How many problems there are."""
     also: tuple[str, ...] = ()
-    """Other names, of local copies too."""
-
-    @field_validator("answer_pattern")
-    @classmethod
-    def _a_pattern(cls, pattern: str | None) -> str | None:
-        try:
-            groups = 1 if pattern is None else re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
-        if groups < 1:
-            raise ValueError("it needs a group, in parentheses, around the answer")
-        return pattern
+    """Other names, which a local copy may have too."""
 
     def prompts(self) -> PromptConfig:
-        """The wording of its problems."""
+        """Return the wording of its problems."""
         return PromptConfig(student=self.prompt, instruction=self.instruction)
 
 
@@ -101,9 +91,9 @@ class LoadedBenchmark:
     entry: Benchmark
     problems: tuple[Problem, ...]
     source: str
-    """What was read: a path, a hub name or an embedded task."""
+    """The path, hub name or embedded task that was read."""
     revision: str | None
-    """The commit that was read, of the hub."""
+    """The commit that was read from the hub."""
 
     @property
     def name(self) -> str:
@@ -111,13 +101,13 @@ class LoadedBenchmark:
 
     @property
     def fingerprint(self) -> str:
-        """Differs when a question, an answer or the way they are asked and graded does."""
+        """A digest of the questions, the answers, and how they are asked and graded."""
         wording = [self.entry.prompt, self.entry.instruction, self.entry.kind]
         rows = [[problem.id, problem.question, problem.answer] for problem in self.problems]
         return hashlib.blake2b(json.dumps([wording, rows]).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """What a result says of it."""
+        """Return what settings and results say about it."""
         return {
             "title": self.entry.title or self.name,
             "source": self.source,
@@ -130,18 +120,14 @@ class LoadedBenchmark:
         }
 
 
-def packaged() -> dict[str, Benchmark]:
-    """The entries that come with the package, by name."""
-    return dict(_packaged())
-
-
 @cache
-def _packaged() -> Mapping[str, Benchmark]:
+def packaged() -> Mapping[str, Benchmark]:
+    """Return the entries that come with the package, by name."""
     return read_entries(PACKAGED)
 
 
 def read_entries(path: Path) -> dict[str, Benchmark]:
-    """The entries of a YAML file, by name; relative sources are beside it."""
+    """Return the entries of a YAML file, by name; relative sources are relative to the file."""
     entries: dict[str, Benchmark] = {}
     for name, values in read_yaml(path).items():
         if not isinstance(values, dict):
@@ -167,18 +153,18 @@ def requested_benchmarks(options: EvaluateConfig, *, lab: bool) -> list[Benchmar
 
 
 def find_benchmarks(names: list[str]) -> list[Benchmark]:
-    """The entries that names, files of entries, data files or folders stand for."""
-    known = packaged()
+    """Return the entries for names, files of entries, data files or folders."""
     chosen: dict[str, Benchmark] = {}
     for name in names:
-        for entry in _find(name, known):
+        for entry in _find(name):
             if entry.name in chosen and chosen[entry.name] != entry:
                 raise ConfigError(f'two benchmarks are called "{entry.name}"; rename one file or entry')
             chosen[entry.name] = entry
     return list(chosen.values())
 
 
-def _find(name: str, known: Mapping[str, Benchmark]) -> list[Benchmark]:
+def _find(name: str) -> list[Benchmark]:
+    known = packaged()
     for entry in known.values():
         if name.casefold() in {other.casefold() for other in (entry.name, *entry.also)}:
             return [entry]
@@ -194,31 +180,39 @@ def _find(name: str, known: Mapping[str, Benchmark]) -> list[Benchmark]:
 
 
 def load(entry: Benchmark, data_dir: str | Path | None = None, limit: int | None = None) -> LoadedBenchmark:
-    """The benchmark's problems, the first `limit` of them; from `data_dir` where it has a copy."""
+    """Return the benchmark with its first `limit` problems, from a copy in `data_dir` if there is one."""
     if entry.source in TASKS:
         return LoadedBenchmark(entry, tuple(_embedded(entry, limit)), entry.source, None)
     local = _local_copy(entry, data_dir) or _existing(entry.source)
-    columns = ColumnConfig(question=entry.question, solution=None, answer=entry.answer)
-    config = DataConfig(source=entry.source, revision=entry.revision, subset=entry.subset, split=entry.split)
-    config = config.model_copy(update={"columns": columns, "deduplicate": False})
+    columns = ColumnConfig(
+        question=entry.question, solution=None, answer=entry.answer, answer_pattern=entry.answer_pattern
+    )
+    config = DataConfig(
+        source=entry.source,
+        revision=entry.revision,
+        subset=entry.subset,
+        split=entry.split,
+        columns=columns,
+        deduplicate=False,
+    )
     if local:
         inner = local / entry.subset if entry.subset and (local / entry.subset).is_dir() else local
         config = config.model_copy(update={"source": str(inner), "subset": None, "split": _split(inner, entry)})
-        config = config.model_copy(update={"columns": _columns(config, entry)})
+        config = config.model_copy(update={"columns": columns.model_copy(update=_usual_columns(config))})
     try:
-        found = load_problems(config=config)
+        rows = load_problems(config=config)
     except DataError as error:
-        if local:  # without the settings of training data
-            raise DataError(_NO_SETTING.split(str(error))[0]) from error
+        if local:  # the advice about training data does not apply
+            raise DataError(_TRAINING_ADVICE.split(str(error))[0]) from error
         raise DataError(
             f"{entry.name}: {str(error).partition('; ')[0]}. Without network put a copy, {entry.name}.jsonl or what `hf"
             f" download {entry.source} --repo-type dataset --local-dir DIR/{entry.name}` fetches, into DIR and give "
             "--data-dir DIR"
         ) from error
-    problems = [_numbered(problem, number, entry) for number, problem in enumerate(found, 1)]
+    problems = [_checked(problem, number, entry) for number, problem in enumerate(rows, 1)]
     if entry.kind == "expression" and all(_INTEGER.fullmatch(problem.answer or "") for problem in problems):
         entry = entry.model_copy(update={"kind": "integer"})
-    return LoadedBenchmark(entry, tuple(problems[:limit]), config.source, found.report.revision)
+    return LoadedBenchmark(entry, tuple(problems[:limit]), config.source, rows.report.revision)
 
 
 def _embedded(entry: Benchmark, limit: int | None) -> list[Problem]:
@@ -226,19 +220,15 @@ def _embedded(entry: Benchmark, limit: int | None) -> list[Problem]:
     return [dataclasses.replace(problem, solution="") for problem in problems]
 
 
-def _numbered(problem: Problem, number: int, entry: Benchmark) -> Problem:
-    answer = problem.answer
-    if answer is None:
-        raise DataError(f'{problem.id}: column "{entry.answer}" has no answer; a benchmark needs one in every row')
-    if entry.answer_pattern and (found := re.search(entry.answer_pattern, answer)):
-        if found[1] is None:
-            raise DataError(
-                f"{problem.id}: answer_pattern {entry.answer_pattern!r} matches {found[0][:60]!r} without its first "
-                "group, which is the answer; change the pattern"
-            )
-        answer = found[1]
-    answer = answer.strip()
-    if entry.kind == "integer" and not _INTEGER.fullmatch(answer := _NO_FRACTION.sub("", answer)):  # 27.0 is 27
+def _checked(problem: Problem, number: int, entry: Benchmark) -> Problem:
+    """Return the problem under its number, with an answer of the entry's kind."""
+    if problem.answer is None:
+        pattern = f" (answer_pattern {entry.answer_pattern!r})" if entry.answer_pattern else ""
+        raise DataError(
+            f'{problem.id}: column "{entry.answer}" has no answer{pattern}; a benchmark needs one in every row'
+        )
+    answer = problem.answer.strip()
+    if entry.kind == "integer" and not _INTEGER.fullmatch(answer := _ZERO_FRACTION.sub("", answer)):  # 27.0 is 27
         raise DataError(f"{problem.id}: the answer is {answer[:60]!r}, not an integer; set kind: expression")
     if entry.kind == "choice" and choice(tidy(answer)) is None:
         raise DataError(f"{problem.id}: the answer is {answer[:60]!r}, not an option's letter; set kind: expression")
@@ -246,25 +236,25 @@ def _numbered(problem: Problem, number: int, entry: Benchmark) -> Problem:
 
 
 def _local_copy(entry: Benchmark, data_dir: str | Path | None) -> Path | None:
-    """The copy of a benchmark in `data_dir`: NAME.jsonl (json, csv, parquet) or a folder NAME of the hub's form."""
+    """Return the benchmark's copy in `data_dir`: NAME.jsonl (json, csv, parquet), or a folder NAME as on the hub."""
     given = data_dir or os.environ.get(DATA_DIR)
     if not given:
         return None
     folder = Path(given).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"no folder {folder}, where local copies of benchmarks are looked for; give an existing one")
-    here = {path.name.casefold(): path for path in folder.iterdir()}
+        raise ConfigError(f"no folder {folder} with local copies of benchmarks; give an existing one")
+    paths = {path.name.casefold(): path for path in folder.iterdir()}
     names = (entry.name, *entry.also, entry.source.rpartition("/")[2], entry.source.replace("/", "--"))
     for name in names:
-        for candidate in (*(f"{name}.{kind}" for kind in _KINDS), name):
-            if found := here.get(candidate.casefold()):
-                return found
-    whole = folder / entry.source  # organisation/name, as on the hub
-    return whole if "/" in entry.source and not Path(entry.source).is_absolute() and whole.is_dir() else None
+        for candidate in (*(f"{name}.{ending}" for ending in _ENDINGS), name):
+            if path := paths.get(candidate.casefold()):
+                return path
+    nested = folder / entry.source  # organisation/name, as on the hub
+    return nested if "/" in entry.source and not Path(entry.source).is_absolute() and nested.is_dir() else None
 
 
 def is_local(entry: Benchmark, data_dir: str | Path | None = None) -> bool:
-    """Whether `load` reads it from this machine."""
+    """Return whether `load` reads it from this machine."""
     return entry.source in TASKS or bool(_local_copy(entry, data_dir) or _existing(entry.source))
 
 
@@ -274,23 +264,25 @@ def _existing(source: str) -> Path | None:
 
 
 def _split(source: Path, entry: Benchmark) -> str:
-    """The entry's split, or the only one that a folder has."""
-    found = files_by_split(source) if source.is_dir() else {}
-    return next(iter(found)) if len(found) == 1 else entry.split
+    """Return the only split of a folder, or else the entry's."""
+    splits = list(files_by_split(source)) if source.is_dir() else []
+    return splits[0] if len(splits) == 1 else entry.split
 
 
-def _columns(config: DataConfig, entry: Benchmark) -> ColumnConfig:
-    """The entry's columns, or in their place the usual ones, by the first row of a local file."""
-    first = next(read_rows(config.source, config, Origin()), None)
-    row = first[2] if first else None
+def _usual_columns(config: DataConfig) -> dict[str, str]:
+    """Return the configured columns, or in their place the usual ones, that the first row of a local file has."""
+    _, _, row = next(read_rows(config.source, config, Origin()), ("", 0, None))
     if not isinstance(row, Mapping):
-        return config.columns
-    question = next((name for name in (entry.question, *QUESTIONS) if name in row), None)
-    answer = next((name for name in (entry.answer, *ANSWERS) if name in row), None)
-    if question is None or answer is None:
-        missing = "question" if question is None else "answer"
-        raise DataError(
-            f"{config.source}: no column for the {missing}; there is {listing(row)}. Describe it in a YAML entry: "
-            f"`{entry.name}: {{source: {Path(config.source).name}, question: …, answer: …}}`"
-        )
-    return ColumnConfig(question=question, solution=None, answer=answer)
+        return {}
+    usual = {"question": QUESTION_COLUMNS, "answer": ANSWER_COLUMNS}
+    columns: dict[str, str] = {}
+    for part, names in usual.items():
+        column = next((name for name in (getattr(config.columns, part), *names) if name in row), None)
+        if column is None:
+            file = Path(config.source)
+            raise DataError(
+                f"{file}: no column for the {part}; there is {listing(row)}. Describe it in a YAML entry: "
+                f"`NAME: {{source: {file.name}, question: …, answer: …}}`"
+            )
+        columns[part] = column
+    return columns
