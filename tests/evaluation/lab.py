@@ -16,6 +16,7 @@ from opasd.evaluation.loop import Evaluation, evaluate
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model
+from opasd.progress import SampleProgress
 
 LAB = ModelConfig(name_or_path="lab")
 EIGHT_ROWS = RolloutConfig(max_batch=8)
@@ -33,16 +34,16 @@ def make_adapter(folder: Path, seed: int, *, rank: int = 4, base: str = "lab") -
     return folder
 
 
-class Quiet:
+class Quiet(SampleProgress):
     """Progress that is only remembered."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.begun: tuple[int, int] = (0, 0)
+        self.started: tuple[int, int] = (0, 0)
         self.groups: list[tuple[str, int, int]] = []
 
     def begin(self, total: int, done: int) -> None:
-        self.begun = (total, done)
+        self.started = (total, done)
 
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         assert seconds > 0

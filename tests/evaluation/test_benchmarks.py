@@ -171,9 +171,7 @@ def test_wrong_rows_are_told(tmp_path):
 def test_an_answer_pattern_that_matches_without_its_group_is_told(tmp_path):
     write(tmp_path / "rows.jsonl", [{"problem": "p", "answer": "#### 4"}, {"problem": "q", "answer": "no ANS"}])
     (tmp_path / "mine.yaml").write_text("quiz: {source: rows.jsonl, answer_pattern: '#### (\\S+)|ANS'}\n")
-    with pytest.raises(
-        DataError, match=r"rows.jsonl.*2: .* has no answer \(answer_pattern '#### .*ANS'\)"
-    ):
+    with pytest.raises(DataError, match=r"rows.jsonl.*2: .* has no answer \(answer_pattern '#### .*ANS'\)"):
         load(find_benchmarks([str(tmp_path / "mine.yaml")])[0])
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
 from opasd.evaluation.bases import Base
-from opasd.evaluation.loop import Evaluation, _Asking, evaluate
+from opasd.evaluation.loop import Evaluation, Exam, evaluate
 from opasd.evaluation.samples import SampleFile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model, load_tokenizer
@@ -120,8 +120,8 @@ def test_an_interrupted_evaluation_ends_as_an_uninterrupted_one(tmp_path, whole,
     assert sorted(file.read_bytes().splitlines()) == sorted((whole / folders.SAMPLES).read_bytes().splitlines())
     expected = json.loads((whole / folders.RESULTS).read_text())
     assert found["results"] == expected["results"]
-    assert progress.begun[0] == 12
-    assert sum(samples for _, samples, _ in progress.groups) == 12 - progress.begun[1]
+    assert progress.started[0] == 12
+    assert sum(samples for _, samples, _ in progress.groups) == 12 - progress.started[1]
 
 
 def test_lines_that_are_no_samples_of_this_evaluation_are_left_alone(tmp_path, whole):
@@ -137,13 +137,6 @@ def test_lines_that_are_no_samples_of_this_evaluation_are_left_alone(tmp_path, w
     file.write_bytes(b"".join([*lines[4:], *odd, *lines[:4]]))  # the first problems last
     found = run(asked(), path, no_model)
     assert found["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
-
-
-def test_problems_are_written_once_whatever_they_hold(tmp_path):
-    row = {"benchmark": "b", "problem": "b/1", "question": "a\u2028b\x85c\x0c", "answer": "1"}
-    for _ in range(2):
-        folders.write_problems(tmp_path, [row])
-    assert [json.loads(line) for line in (tmp_path / folders.PROBLEMS).read_bytes().splitlines()] == [row]
 
 
 def test_runs_that_differ_in_their_adapters_share_a_base(tmp_path, adapters):
@@ -257,39 +250,11 @@ def test_results_reach_the_run(tmp_path, adapters):
     assert json.loads((tmp_path / "runs" / "first" / "evaluations" / "x.json").read_text()) == found
 
 
-def test_a_runs_copy_is_not_overwritten_by_another_evaluation_of_the_name(tmp_path):
-    about = {"model": "m", "dtype": "float32", "fingerprint": "f", "run": str(tmp_path / "run")}
-    (tmp_path / "run").mkdir()
-
-    def write(folder: str, seed: int, benchmarks: str, result: str) -> None:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        sets = {name: {"fingerprint": name} for name in benchmarks}
-        asked = {"settings": {"profile": {"seed": seed}}, "targets": {"run": about}, "benchmarks": sets}
-        folders.write_results(tmp_path / folder, {"name": "e", **asked, "results": result})
-
-    def there() -> list[str]:
-        copies = (tmp_path / "run" / "evaluations").iterdir()
-        return sorted(json.loads(path.read_text())["results"] for path in copies)
-
-    write("A/e", 0, "p", "A")
-    write("B/e", 1, "p", "B")
-    assert there() == ["A", "B"]
-    write("A/e", 0, "p", "A again")
-    write("B/e", 1, "pq", "B with more")
-    assert there() == ["A again", "B with more"]
-    write("C/e", 0, "q", "C")  # the same settings, of something else
-    assert there() == ["A again", "B with more", "C"]
-    (tmp_path / "run" / "evaluations" / "e.json").write_text("{")
-    write("A/e", 0, "p", "A once more")
-    assert (tmp_path / "run" / "evaluations" / "e.json").read_text() == "{"
-    assert len(list((tmp_path / "run" / "evaluations").glob("e-*.json"))) == 3
-
-
 def test_variables_of_the_chat_template_reach_the_prompts() -> None:
     base = Base(LAB, EIGHT_ROWS)
     base.tokenizer.chat_template = "{{ greeting | default('') }}" + str(base.tokenizer.chat_template)
     plain = asked(problems=2)
     greeting = dataclasses.replace(plain, template_options={"greeting": "Ann Bob Cal"})
-    prompts = [_Asking(one, one.benchmarks[0], base, Quiet()).prompts for one in (plain, greeting)]
+    prompts = [Exam(evaluation, evaluation.benchmarks[0], base, Quiet()).prompts for evaluation in (plain, greeting)]
     told = base.tokenizer("Ann Bob Cal", add_special_tokens=False)["input_ids"]
     assert [[*told, *prompt] for prompt in prompts[0]] == [list(prompt) for prompt in prompts[1]]

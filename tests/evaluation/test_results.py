@@ -1,24 +1,18 @@
 """Results: measures of known outcomes, differences on the same problems, and the table."""
 
-import json
-
 import pytest
 
-from opasd.errors import ConfigError
-from opasd.evaluation.profiles import PROFILES, requested_profile
 from opasd.evaluation.results import build, gather, table
-from opasd.evaluation.samples import Key, Outcome, Sample, SampleFile
-from opasd.evaluation.statistics import estimate, macro_average, paired_difference
-from opasd.recipes.evaluate import EvaluateConfig
+from opasd.evaluation.samples import GradedSample, SampleKey
 
 
-def outcomes(*problems: str) -> dict[str, list[Outcome]]:
+def outcomes(*problems: str) -> dict[str, list[GradedSample]]:
     """`cw-t!` a problem: correct, wrong, no answer, truncated, failed; the n-th sample has 10 · n tokens."""
     verdicts = {"c": "correct", "w": "wrong", "-": "no_answer", "t": "truncated", "!": "grader_failed"}
     answers = {"c": "1", "w": "2", "!": "3"}
     return {
         f"p{number}": [
-            Outcome(10 * place, letter == "t", verdicts[letter], answers.get(letter))
+            GradedSample(10 * place, letter == "t", verdicts[letter], answers.get(letter))
             for place, letter in enumerate(problem, 1)
         ]
         for number, problem in enumerate(problems)
@@ -63,60 +57,13 @@ def test_several_targets_are_compared_on_the_same_problems():
 
 
 def test_only_what_is_complete_has_results():
-    def sample(target: str, number: int) -> tuple[Key, dict[int, Outcome]]:
-        return Key(target, "a", "p", number), {9: Outcome(1, False, "correct", "1")}
+    def sample(target: str, number: int) -> tuple[SampleKey, dict[int, GradedSample]]:
+        return SampleKey(target, "a", "p", number), {9: GradedSample(1, False, "correct", "1")}
 
     rows = [sample("whole", 0), sample("whole", 1), sample("half", 0)]
-    assert list(gather(rows, {"a": ["p"]}, 2)) == [("whole", "a", 9)]
-    assert gather(rows, {"a": ["p", "q"]}, 2) == {}
+    assert list(gather(dict(rows), {"a": ["p"]}, 2)) == [("whole", "a", 9)]
+    assert gather(dict(rows), {"a": ["p", "q"]}, 2) == {}
     assert table({"results": [], "differences": [], "averages": []}) == ""
-
-
-def test_a_macro_average_weighs_benchmarks_alike():
-    small, large = [1.0, 1.0], [0.0, 1.0] * 200
-    found = macro_average([small, large])
-    assert found.mean == 0.75
-    assert found.half_width == pytest.approx(estimate(large).half_width / 2, rel=0.1)
-    assert macro_average([large]).mean == estimate(large).mean
-    assert paired_difference(large, large) == (0, 0, 0)
-
-
-def test_samples_survive_damage(tmp_path):
-    path = tmp_path / "samples.jsonl"
-    samples = [Sample("t", "b", "p", n, n, (1, 2), "\u2028é\n", "stop", "correct", "1", {}) for n in range(3)]
-    SampleFile(path).append(samples)
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 3
-    other = json.dumps(json.loads(lines[0]) | {"verdict": "maybe"}).encode() + b"\n"
-    path.write_bytes(lines[0] + b"garbage\n" + other + lines[1] + lines[0] + b"\xff\x00" + lines[2][:20])
-    file = SampleFile(path)
-    assert [sample.sample for sample in file] == [0, 1]
-    assert path.read_bytes() == lines[0] + lines[1]
-    file.append(samples)
-    assert path.read_bytes() == b"".join(lines)
-    assert [sample.text for sample in file] == ["\u2028é\n"] * 3
-
-
-def test_profiles_are_as_published():
-    paper, opsd = PROFILES["paper"], PROFILES["opsd"]
-    assert paper.sampling.model_dump() == {
-        "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "max_new_tokens": 16_384,
-    }  # fmt: skip
-    assert (paper.samples, paper.seed, paper.thinking) == (12, 0, True)
-    assert (opsd.sampling.temperature, opsd.sampling.max_new_tokens) == (1.0, 38_912)
-
-
-def test_profiles_of_one_s_own():
-    changes = EvaluateConfig(budgets=(28_672, 16_384, 38_912), samples=4, temperature=0)
-    mine = requested_profile(changes, lab=False)
-    assert mine.cuts == mine.budgets == (16_384, 28_672, 38_912)
-    assert (mine.sampling.max_new_tokens, mine.samples, mine.sampling.temperature) == (38_912, 4, 0)
-    assert requested_profile(EvaluateConfig(), lab=False) == PROFILES["paper"]
-    assert requested_profile(EvaluateConfig(), lab=True) == PROFILES["lab"]
-    assert requested_profile(EvaluateConfig(profile="opsd"), lab=True) == PROFILES["opsd"]
-    for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"budgets": (0, 20)}):
-        with pytest.raises(ConfigError, match="profile paper: "):
-            requested_profile(EvaluateConfig(**wrong), lab=False)
 
 
 def test_the_table_rounds_as_the_report_does():

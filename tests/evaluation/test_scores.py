@@ -1,4 +1,4 @@
-"""Avg@k, Pass@k and Maj@k against enumeration of every choice of k samples."""
+"""Pass@k and Maj@k against enumeration of every choice of k samples."""
 
 from collections import Counter
 from itertools import combinations, pairwise
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.evaluation.scores import avg_at_k, maj_at_k, pass_at_k, votes
+from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
 
 ANSWERS = st.lists(st.sampled_from(["right", "a", "b", "c", None]), min_size=1, max_size=9)
 
@@ -25,7 +25,6 @@ def test_equal_to_enumeration(answers):
     counted = [c, *Counter(answer for answer in answers if answer not in ("right", None)).values()]
     for k in range(1, n + 1):
         chosen = list(combinations(answers, k))
-        assert avg_at_k(c, n, k) == pytest.approx(fmean(one.count("right") / k for one in chosen))
         assert pass_at_k(c, n, k) == pytest.approx(fmean("right" in one for one in chosen))
         assert maj_at_k(counted, n, k) == pytest.approx(fmean(map(majority, chosen)))
 
@@ -34,7 +33,7 @@ def test_equal_to_enumeration(answers):
 def test_pass_grows_with_k_and_begins_at_the_average(numbers):
     n, c = numbers
     passed = [pass_at_k(c, n, k) for k in range(1, n + 1)]
-    assert passed[0] == pytest.approx(avg_at_k(c, n, n))
+    assert passed[0] == pytest.approx(c / n)
     assert all(0 <= low <= high <= 1 for low, high in pairwise(passed))
     assert passed[-1] == (c > 0)
 
@@ -63,9 +62,8 @@ def test_votes_by_answer():
 
 @pytest.mark.parametrize(("correct", "samples", "k"), [(1, 0, 1), (3, 2, 1), (-1, 2, 1), (1, 2, 0), (1, 2, 3)])
 def test_impossible_numbers_are_refused(correct, samples, k):
-    for score in (avg_at_k, pass_at_k):
-        with pytest.raises(ValueError, match="k must be"):
-            score(correct, samples, k)
+    with pytest.raises(ValueError, match="k must be"):
+        pass_at_k(correct, samples, k)
     with pytest.raises(ValueError):
         maj_at_k([correct], samples, k)
     with pytest.raises(ValueError, match="3 votes of 2"):

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
-from opasd.evaluation.statistics import estimate, paired_difference
+from opasd.evaluation.statistics import Estimate, estimate, macro_average, paired_difference
+
+
+def width(found: Estimate) -> float:
+    return found.high - found.low
 
 
 def test_mean_and_interval_of_known_values():
@@ -29,7 +33,7 @@ def test_pairing_removes_what_problems_have_in_common():
     first = difficulty + 0.02 + 0.01 * generator.standard_normal(300)
     paired = paired_difference(first.tolist(), difficulty.tolist())
     assert paired.low > 0
-    assert paired.half_width < estimate(first.tolist()).half_width / 10
+    assert width(paired) < width(estimate(first.tolist())) / 10
 
 
 def test_unpaired_or_empty_values_are_refused():
@@ -37,3 +41,12 @@ def test_unpaired_or_empty_values_are_refused():
         paired_difference([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match="no problems"):
         estimate([])
+
+
+def test_a_macro_average_weighs_benchmarks_alike():
+    small, large = [1.0, 1.0], [0.0, 1.0] * 200
+    found = macro_average([small, large])
+    assert found.mean == 0.75
+    assert width(found) == pytest.approx(width(estimate(large)) / 2, rel=0.1)
+    assert macro_average([large]).mean == estimate(large).mean
+    assert paired_difference(large, large) == (0, 0, 0)

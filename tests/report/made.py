@@ -82,7 +82,7 @@ def sample(step: int, place: int, rng: random.Random, text: str) -> dict[str, An
 def make_evaluation(folder: Path, targets: dict[str, Path | None], *, problems: int = 6, samples: int = 3) -> Path:
     """An evaluation's folder, made with the product's own results."""
     from opasd.evaluation.results import build
-    from opasd.evaluation.samples import Outcome
+    from opasd.evaluation.samples import GradedSample
 
     folder.mkdir(parents=True)
     rng = random.Random(0)
@@ -90,7 +90,7 @@ def make_evaluation(folder: Path, targets: dict[str, Path | None], *, problems: 
         name: {"model": "lab", "adapter": str(run / "final") if run else None, "run": str(run) if run else None}
         for name, run in targets.items()
     }
-    found: dict[tuple[str, str, int], dict[str, list[Outcome]]] = {}
+    found: dict[tuple[str, str, int], dict[str, list[GradedSample]]] = {}
     lines = []
     for place, name in enumerate(targets):
         for budget in (50, 100):
@@ -100,14 +100,14 @@ def make_evaluation(folder: Path, targets: dict[str, Path | None], *, problems: 
             for number in range(samples):
                 right = rng.random() < 0.3 + 0.3 * place
                 verdict = "correct" if right else "wrong"
-                outcomes.append(Outcome(40 + place, False, verdict, "7" if right else "8"))
+                outcomes.append(GradedSample(40 + place, False, verdict, "7" if right else "8"))
                 lines.append(
                     {"target": name, "benchmark": "set", "problem": problem, "sample": number, "seed": 1,
                      "ids": list(range(40 + place)), "text": f"Maybe {number}. Answer: \\boxed{{{7 if right else 8}}}",
                      "finish_reason": "stop", "verdict": verdict, "answer": "7" if right else "8", "cuts": {}}
                 )  # fmt: skip
             found[name, "set", 100][problem] = outcomes
-            found[name, "set", 50][problem] = [Outcome(50, True, "truncated", None) for _ in outcomes]
+            found[name, "set", 50][problem] = [GradedSample(50, True, "truncated", None) for _ in outcomes]
     write_lines(folder / "samples.jsonl", lines)
     asked = [
         {"benchmark": "set", "problem": f"set/{n}", "question": f"What is {n}?", "answer": "7"} for n in range(problems)

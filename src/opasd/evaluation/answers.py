@@ -12,7 +12,7 @@ from opasd.grading.verdict import is_correct
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import RolloutEngine, derive_seed
 
-THINK, END_OF_THINK = "<think>", "</think>"
+_THINK, _END_OF_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Answer:
     text: str
     finish_reason: FinishReason
     correct: bool | None
-    """Unknown where the problem has no answer."""
+    """None where the problem has no known answer."""
 
 
 def answer(
@@ -39,27 +39,31 @@ def answer(
     seed: int = 0,
     thinking: bool | None = None,
 ) -> list[Answer]:
-    """`samples` answers to each problem, in order; a problem's seeds do not depend on the other problems."""
-    asked = [(problem, number) for problem in problems for number in range(samples)]
-    prompts = {id(problem): builder.student_ids(problem.question, thinking=thinking) for problem in problems}
-    opened = {key: THINK if opens_thinking(tokenizer, prompt) else "" for key, prompt in prompts.items()}
-    seeds = [derive_seed(seed, problem.id or problem.question, number) for problem, number in asked]
-    completions = engine.generate([prompts[id(problem)] for problem, _ in asked], sampling, seeds)
+    """Return `samples` answers to each problem, in order; a problem's seeds do not depend on the other problems."""
+    requests = [
+        (problem, prompt, number)
+        for problem in problems
+        for prompt in [builder.student_ids(problem.question, thinking=thinking)]
+        for number in range(samples)
+    ]
+    seeds = [derive_seed(seed, problem.id or problem.question, number) for problem, _, number in requests]
+    completions = engine.generate([prompt for _, prompt, _ in requests], sampling, seeds)
     answers = []
-    for (problem, number), completion in zip(asked, completions, strict=True):
-        text = readable(tokenizer, completion.ids)
-        correct = None if problem.answer is None else is_correct(opened[id(problem)] + text, problem.answer)
+    for (problem, prompt, number), completion in zip(requests, completions, strict=True):
+        text, correct = readable(tokenizer, completion.ids), None
+        if problem.answer is not None:
+            correct = is_correct(thinking_prefix(tokenizer, prompt) + text, problem.answer)
         answers.append(Answer(problem.id, number, completion.ids, text, completion.finish_reason, correct))
     return answers
 
 
 def readable(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of a completion without control tokens; think tags stay, also where they are such."""
-    tags = tokenizer.convert_tokens_to_ids([THINK, END_OF_THINK])
+    """Return the text of a completion without control tokens; think tags stay, even if they are control tokens."""
+    tags = tokenizer.convert_tokens_to_ids([_THINK, _END_OF_THINK])
     special = set(tokenizer.all_special_ids) - set(tags if isinstance(tags, list) else [tags])
     return str(tokenizer.decode([token for token in ids if token not in special]))
 
 
-def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> bool:
-    """Whether a prompt leaves the model inside a thinking block, as some chat templates do."""
-    return THINK in str(tokenizer.decode(list(prompt))).rpartition(END_OF_THINK)[2]
+def thinking_prefix(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
+    """Return `<think>` if the prompt ends inside a thinking block, as with some chat templates, else nothing."""
+    return _THINK if _THINK in str(tokenizer.decode(list(prompt))).rpartition(_END_OF_THINK)[2] else ""

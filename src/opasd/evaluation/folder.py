@@ -1,82 +1,91 @@
-"""An evaluation's folder: what was asked (settings.json, problems.jsonl), every sample (samples.jsonl), the results
+"""An evaluation's folder: its settings (settings.json), problems (problems.jsonl), samples (samples.jsonl) and results
 (evaluation.json).
 
     evaluations/base+first-aime24-3f9a12bc/
 
-The same settings find the same folder again and go on in it; targets and benchmarks may be added, anything else is
-refused once there are samples. Results of a target that is a run are copied to the run's folder, as
-`evaluations/NAME.json`, or `NAME-DIGEST.json` where that is another evaluation's.
+The same settings lead to the same folder, where the evaluation is resumed. Targets and benchmarks may be added; other
+changes are refused once there are samples. The results of a run are copied to the run's folder, as
+`evaluations/NAME.json`, or `NAME-DIGEST.json` if that is another evaluation's.
 """
 
 import glob
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from opasd.errors import ConfigError
+from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.comparability import GROWING, combined, conflicts, continues, digest, settings_of
+from opasd.files import json_line, write_bytes, write_json
 
-SETTINGS, SAMPLES, RESULTS = "settings.json", "samples.jsonl", "evaluation.json"
-PROBLEMS = "problems.jsonl"
+SETTINGS, PROBLEMS, SAMPLES, RESULTS = "settings.json", "problems.jsonl", "samples.jsonl", "evaluation.json"
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
 
 def default_name(settings: Mapping[str, Any]) -> str:
-    """A readable name that differs when any setting does."""
+    """Return a readable name that differs when any setting does."""
     names = "-".join("+".join(settings[part]) for part in GROWING)
     return f"{_UNSAFE.sub('_', names)[:80].strip('.')}-{digest(settings)}"
 
 
 def make(path: Path) -> None:
-    """Make the folder, if it is not there yet."""
+    """Make the folder if it is missing."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to ({error.strerror}); give another --output") from error
 
 
-def enter(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Begin in the folder or go on in it: the settings of all that is in it now."""
-    there = None
+def enter(path: Path, requested: dict[str, Any]) -> dict[str, Any]:
+    """Start or resume the evaluation in the folder; return the settings of all that it holds from now on."""
     try:
-        if (path / SETTINGS).exists():
-            there = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-            if missing := [name for name in settings if name not in there and name != "template_options"]:
-                raise ConfigError(f"{path / SETTINGS} is no evaluation's (no {missing[0]!r}); give a new --output")
-            begun = (path / SAMPLES).exists() or (path / RESULTS).exists()
-            if begun and (differing := conflicts(there, settings)):
-                raise ConfigError(
-                    f"{path} holds samples of other settings: {'; '.join(differing)}. Give the same ones or another "
-                    "--output"
-                )
-            together = combined(there, settings) if begun else settings
-        elif others := [name for name in (SAMPLES, RESULTS, PROBLEMS) if (path / name).exists()]:
-            raise ConfigError(f"{path} has {others[0]} but no {SETTINGS}; give a new --output")
-        else:
-            together = settings
-        if together != there:
-            write_json(path / SETTINGS, together)
+        existing = _existing_settings(path, requested)
+        settings = requested if existing is None else combined(existing, requested)
+        if settings != existing:
+            write_json(path / SETTINGS, settings)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to ({error.strerror}); give another --output") from error
     except ConfigError:
         raise
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path / SETTINGS} is damaged ({error}); give a new --output") from error
-    return together
+    return settings
 
 
-def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add problems to problems.jsonl, for whoever reads the samples; those of other benchmarks stay."""
-    there = (path / PROBLEMS).read_text(encoding="utf-8", errors="replace") if (path / PROBLEMS).exists() else ""
-    lines = dict.fromkeys([*there.split("\n"), *(json.dumps(row, ensure_ascii=False) for row in rows)])
-    _write(path / PROBLEMS, "".join(f"{line}\n" for line in lines if line))
+def _existing_settings(path: Path, requested: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of the folder's samples, None if it has no samples; refuse what cannot be resumed."""
+    if not (path / SETTINGS).exists():
+        if others := [name for name in (SAMPLES, RESULTS, PROBLEMS) if (path / name).exists()]:
+            raise ConfigError(f"{path} has {others[0]} but no {SETTINGS}; give a new --output")
+        return None
+    settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    if missing := [name for name in requested if name not in settings and name != "template_options"]:
+        raise ConfigError(f"{path / SETTINGS} is no evaluation's (no {missing[0]!r}); give a new --output")
+    if not (path / SAMPLES).exists() and not (path / RESULTS).exists():
+        return None
+    if differing := conflicts(settings, requested):
+        raise ConfigError(
+            f"{path} holds samples of other settings: {'; '.join(differing)}. Give the same ones or another --output"
+        )
+    return settings
+
+
+def write_problems(path: Path, benchmarks: Iterable[LoadedBenchmark]) -> None:
+    """Add the benchmarks' problems to problems.jsonl, for readers of the samples."""
+    before = (path / PROBLEMS).read_bytes().split(b"\n") if (path / PROBLEMS).exists() else []
+    rows = (
+        {"benchmark": benchmark.name, "problem": problem.id, "question": problem.question, "answer": problem.answer}
+        for benchmark in benchmarks
+        for problem in benchmark.problems
+    )
+    lines = dict.fromkeys([*(line + b"\n" for line in before if line), *map(json_line, rows)])
+    write_bytes(path / PROBLEMS, b"".join(lines))
 
 
 def write_results(path: Path, evaluation: dict[str, Any]) -> None:
-    """Write evaluation.json, and copy it to the runs it is about."""
+    """Write evaluation.json, and copy it to the folders of the evaluated runs."""
     write_json(path / RESULTS, evaluation)
     for target in evaluation["targets"].values():
         if target["run"] and Path(target["run"]).is_dir():
@@ -85,11 +94,11 @@ def write_results(path: Path, evaluation: dict[str, Any]) -> None:
                 copies.mkdir(exist_ok=True)
                 write_json(_copy(copies, path.name, evaluation), evaluation)
             except OSError:
-                continue  # a run that is only to be read
+                continue  # the run's folder may be read-only
 
 
 def _copy(copies: Path, name: str, evaluation: Mapping[str, Any]) -> Path:
-    """Where the copy belongs: over its own earlier one, never over that of another evaluation of this name."""
+    """Return the path of the copy: its own earlier one, never that of another evaluation with this name."""
     first, settings = copies / f"{name}.json", settings_of(evaluation)
     for copy in (first, *sorted(copies.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 8}.json"))):
         if not copy.exists() or _is_continued(copy, settings):
@@ -103,14 +112,3 @@ def _is_continued(copy: Path, settings: dict[str, Any]) -> bool:
         return continues(settings, settings_of(json.loads(copy.read_text(encoding="utf-8"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the file at once."""
-    _write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    staged = path.with_name(f".{path.name}.new")
-    staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-    os.replace(staged, path)

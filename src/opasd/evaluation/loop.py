@@ -1,79 +1,53 @@
-"""Every target on every benchmark, resumable: sample, grade, write, and in the end the results.
+"""Every target on every benchmark, resumable: sample, grade, write, and write the results at the end.
 
-Samples of a target and a benchmark are drawn in fixed groups of `group` requests. A group that is not complete in the
-file is drawn again as a whole, so a resumed evaluation has the batches, and on the same machine the very samples, of an
-uninterrupted one.
+The samples of a target on a benchmark are drawn in fixed groups. A group that the file does not hold whole is drawn
+again whole. So a resumed evaluation has the batches of an uninterrupted one, and on the same machine the same samples.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from opasd.choices import Engine
 from opasd.config import ModelConfig, SamplingConfig
-from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
-from opasd.evaluation.answers import THINK, opens_thinking, readable
+from opasd.evaluation.answers import readable, thinking_prefix
 from opasd.evaluation.bases import Base
 from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.comparability import GROWING
 from opasd.evaluation.profiles import ENGINE, GROUP, Profile
 from opasd.evaluation.results import SCHEMA, build, gather
-from opasd.evaluation.samples import Key, Sample, SampleFile
+from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.evaluation.targets import Target
 from opasd.grading.pool import Grader, Job
+from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder
-from opasd.rollout.engine import Completion, derive_seed
+from opasd.rollout.engine import AdapterEngine, Completion, derive_seed
 
 OpenBase = Callable[[ModelConfig], Base]
 
 
-class Progress(Protocol):
-    """Who is told how far it is."""
-
-    def begin(self, total: int, done: int) -> None:
-        """`done` of `total` samples are there."""
-        ...
-
-    def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
-        """A group was drawn and written."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Something to know."""
-        ...
-
-
-@dataclass(frozen=True)
-class Request:
-    """One sample to draw."""
-
-    key: Key
-    problem: Problem
-    prompt: tuple[int, ...]
-    seed: int
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """All that is asked for."""
+    """What to evaluate, and how."""
 
     targets: Sequence[Target]
     benchmarks: Sequence[LoadedBenchmark]
     profile: Profile
     engine: Engine = ENGINE
     group: int = GROUP
+    """Samples drawn side by side."""
     template_options: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Further variables of the chat template."""
 
     def settings(self) -> dict[str, Any]:
-        """What settings.json holds."""
+        """Return the contents of settings.json."""
         return {
             "profile": self.profile.model_dump(mode="json"),
             "engine": self.engine,
@@ -83,110 +57,125 @@ class Evaluation:
             "benchmarks": {benchmark.name: benchmark.describe() for benchmark in self.benchmarks},
         }
 
+    def keys(self, target: Target) -> Iterator[SampleKey]:
+        """Yield the keys of a target's samples."""
+        for benchmark in self.benchmarks:
+            for problem in benchmark.problems:
+                for number in range(self.profile.samples):
+                    yield SampleKey(target.name, benchmark.name, problem.id, number)
+
 
 def evaluate(
-    asked: Evaluation, path: Path, settings: dict[str, Any], open_base: OpenBase, progress: Progress
+    evaluation: Evaluation, path: Path, settings: dict[str, Any], open_base: OpenBase, progress: SampleProgress
 ) -> dict[str, Any]:
-    """Draw what is missing in the folder `path`, whose settings are `settings`, and write and return the results."""
+    """Draw the samples that the folder `path` lacks, then write and return its results; `settings` are the folder's."""
     samples = SampleFile(path / folders.SAMPLES)
-    folders.write_problems(
-        path,
-        (
-            {"benchmark": benchmark.name, "problem": p.id, "question": p.question, "answer": p.answer}
-            for benchmark in asked.benchmarks
-            for p in benchmark.problems
-        ),
-    )
-    missing = {
-        (target.name, benchmark.name): _missing(asked, target, benchmark, samples.keys)
-        for target in asked.targets
-        for benchmark in asked.benchmarks
-    }
-    total = sum(len(b.problems) for b in asked.benchmarks) * len(asked.targets) * asked.profile.samples
+    folders.write_problems(path, evaluation.benchmarks)
+    keys = {target.name: list(evaluation.keys(target)) for target in evaluation.targets}
+    missing = {name: sum(key not in samples.keys for key in own) for name, own in keys.items()}
+    total = sum(map(len, keys.values()))
     progress.begin(total, total - sum(missing.values()))
-    tokens = seconds = 0.0
     with Grader() as grader:
-        for model, targets in _by_model(asked.targets):
-            if not any(missing[target.name, b.name] for target in targets for b in asked.benchmarks):
-                continue
-            if any(benchmark.entry.kind == "expression" for benchmark in asked.benchmarks):
-                grader.start()  # while the model is loaded
-            for drawn, took in _sample_all(asked, model, targets, samples, grader, open_base, progress):
-                tokens, seconds = tokens + drawn, seconds + took
-    return _finish(asked, path, settings, samples, {"tokens": int(tokens), "seconds": seconds})
+        sampler = _Sampler(evaluation, samples, grader, progress)
+        for model, targets in _by_base_model(evaluation.targets):
+            if any(missing[target.name] for target in targets):
+                if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
+                    grader.start()  # its processes start while the model is loaded
+                sampler.sample(open_base(model), targets)
+    results = _results(evaluation, path.name, settings, samples)
+    speed = sampler.tokens / sampler.seconds if sampler.seconds else None
+    results["spent"] = {"tokens": sampler.tokens, "seconds": sampler.seconds, "tokens_per_second": speed}
+    folders.write_results(path, results)
+    return results
 
 
-def _missing(asked: Evaluation, target: Target, benchmark: LoadedBenchmark, there: set[Key]) -> int:
-    places = ((problem.id, number) for problem in benchmark.problems for number in range(asked.profile.samples))
-    return sum(Key(target.name, benchmark.name, *place) not in there for place in places)
-
-
-def _by_model(targets: Sequence[Target]) -> Iterator[tuple[ModelConfig, list[Target]]]:
-    """The targets of each base together, the base alone first."""
+def _by_base_model(targets: Sequence[Target]) -> Iterator[tuple[ModelConfig, list[Target]]]:
+    """Yield the targets of each base model together, the base alone first."""
     groups: dict[str, list[Target]] = {}
     for target in targets:
-        groups.setdefault(_loaded_as(target.model), []).append(target)
-    for several in groups.values():
-        yield several[0].model, sorted(several, key=lambda target: target.adapter is not None)
+        groups.setdefault(_loading(target.model), []).append(target)
+    for group in groups.values():
+        yield group[0].model, sorted(group, key=lambda target: target.adapter is not None)
 
 
-def _loaded_as(model: ModelConfig) -> str:
-    """What makes two targets' bases two: everything but the adapters' own settings."""
+def _loading(model: ModelConfig) -> str:
+    """Return a text that two models share if the same base is loaded for both: all but the settings of adapters."""
     own = {name for name in ModelConfig.model_fields if name.startswith("lora_")}
     return json.dumps(model.model_dump(exclude=own | {"adaptation"}) | {"four_bit": model.adaptation == "qlora"})
 
 
-def _sample_all(
-    asked: Evaluation,
-    model: ModelConfig,
-    targets: Sequence[Target],
-    samples: SampleFile,
-    grader: Grader,
-    open_base: OpenBase,
-    progress: Progress,
-) -> Iterator[tuple[int, float]]:
-    """Tokens and seconds of every group that one base model and its adapters draw."""
-    base = open_base(model)
-    if base.tokenizer.chat_template is None:
-        progress.say(f"{model.name_or_path} has no chat template: problems are asked as plain text")
-    asking = [_Asking(asked, benchmark, base, progress) for benchmark in asked.benchmarks]
-    longest = max(one.longest for one in asking)
-    engine = base.engine(longest, [target.adapter for target in targets if target.adapter])
-    with ExitStack() as stack:
-        stack.callback(engine.close)
-        for target in targets:
-            engine.use_adapter(target.adapter)
-            for one in asking:
-                for requests in one.groups(target, asked.group):
-                    if all(request.key in samples.keys for request in requests):
-                        continue
-                    began = time.perf_counter()
-                    prompts, seeds = [r.prompt for r in requests], [r.seed for r in requests]
-                    completions = engine.generate(prompts, one.sampling, seeds)
-                    took = time.perf_counter() - began
-                    new = sum(request.key not in samples.keys for request in requests)
-                    samples.append(one.graded(requests, completions, grader))
-                    drawn = sum(len(completion.ids) for completion in completions)
-                    progress.advance(f"{one.benchmark.name} {target.name}", new, drawn, took)
-                    yield drawn, took
+class _Sampler:
+    """Draws, grades and writes the samples that are missing, and counts what that takes."""
+
+    def __init__(self, evaluation: Evaluation, samples: SampleFile, grader: Grader, progress: SampleProgress) -> None:
+        self.evaluation = evaluation
+        self.samples = samples
+        self.grader = grader
+        self.progress = progress
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def sample(self, base: Base, targets: Sequence[Target]) -> None:
+        """Draw the samples of one base model and its adapters."""
+        if base.tokenizer.chat_template is None:
+            name = targets[0].model.name_or_path
+            self.progress.say(f"{name} has no chat template: problems are asked as plain text")
+        exams = [Exam(self.evaluation, benchmark, base, self.progress) for benchmark in self.evaluation.benchmarks]
+        adapters = [target.adapter for target in targets if target.adapter]
+        with closing(base.engine(max(exam.longest for exam in exams), adapters)) as engine:
+            for target in targets:
+                engine.use_adapter(target.adapter)
+                for exam in exams:
+                    for requests in exam.groups(target, self.evaluation.group):
+                        self._draw(requests, exam, engine)
+
+    def _draw(self, requests: "list[Request]", exam: "Exam", engine: AdapterEngine) -> None:
+        new = sum(request.key not in self.samples.keys for request in requests)
+        if new == 0:
+            return
+        start = time.perf_counter()
+        completions = engine.generate(
+            [request.prompt for request in requests], exam.sampling, [request.seed for request in requests]
+        )
+        seconds = time.perf_counter() - start
+        tokens = sum(len(completion.ids) for completion in completions)
+        self.samples.append(exam.grade(requests, completions, self.grader))
+        self.tokens += tokens
+        self.seconds += seconds
+        self.progress.advance(f"{exam.benchmark.name} {requests[0].key.target}", new, tokens, seconds)
 
 
-class _Asking:
-    """A benchmark as one base model is asked it."""
+@dataclass(frozen=True)
+class Request:
+    """One sample to draw."""
 
-    def __init__(self, asked: Evaluation, benchmark: LoadedBenchmark, base: Base, progress: Progress) -> None:
+    key: SampleKey
+    prompt: tuple[int, ...]
+    prefix: str
+    """The beginning of a thinking block, if the prompt ends inside one."""
+    gold: str
+    """The known answer."""
+    seed: int
+
+
+class Exam:
+    """A benchmark in the wording and the length that fit one base model."""
+
+    def __init__(
+        self, evaluation: Evaluation, benchmark: LoadedBenchmark, base: Base, progress: SampleProgress
+    ) -> None:
         self.benchmark = benchmark
-        self.profile = asked.profile
+        self.profile = evaluation.profile
         self.tokenizer = base.tokenizer
-        wording = benchmark.entry.prompts().model_copy(update={"template_options": dict(asked.template_options)})
+        wording = benchmark.entry.prompts().model_copy(update={"template_options": dict(evaluation.template_options)})
         builder = PromptBuilder(base.tokenizer, wording)
-        self.prompts = [builder.student_ids(p.question, thinking=asked.profile.thinking) for p in benchmark.problems]
-        self.thinking = [opens_thinking(base.tokenizer, prompt) for prompt in self.prompts]
+        self.prompts = [builder.student_ids(p.question, thinking=self.profile.thinking) for p in benchmark.problems]
+        self.prefixes = [thinking_prefix(base.tokenizer, prompt) for prompt in self.prompts]
         self.sampling = self._fitting(base.context, progress)
         self.longest = max(map(len, self.prompts)) + self.sampling.max_new_tokens
 
-    def _fitting(self, context: int, progress: Progress) -> SamplingConfig:
-        """The sampling, within what the model was made for."""
+    def _fitting(self, context: int, progress: SampleProgress) -> SamplingConfig:
+        """Return the profile's sampling, shortened to the model's context."""
         sampling, room = self.profile.sampling, context - max(map(len, self.prompts))
         if room < 1:
             raise ConfigError(
@@ -203,34 +192,34 @@ class _Asking:
         return sampling.model_copy(update={"max_new_tokens": min(sampling.max_new_tokens, room)})
 
     def groups(self, target: Target, size: int) -> Iterator[list[Request]]:
+        """Yield the target's requests, `size` at a time."""
         requests = [
             Request(
-                Key(target.name, self.benchmark.name, problem.id, number),
-                problem,
+                SampleKey(target.name, self.benchmark.name, problem.id, number),
                 prompt,
+                prefix,
+                str(problem.answer),
                 derive_seed(self.profile.seed, problem.id, number),
             )
-            for problem, prompt in zip(self.benchmark.problems, self.prompts, strict=True)
+            for problem, prompt, prefix in zip(self.benchmark.problems, self.prompts, self.prefixes, strict=True)
             for number in range(self.profile.samples)
         ]
         for start in range(0, len(requests), size):
             yield requests[start : start + size]
 
-    def graded(self, requests: list[Request], completions: list[Completion], grader: Grader) -> list[Sample]:
-        """The samples of a group, and of each that is longer than a budget, what it was worth when cut there."""
-        jobs: dict[tuple[int, int], Job] = {}
-        kind = self.benchmark.entry.kind
-        opened = {problem.id: open_ for problem, open_ in zip(self.benchmark.problems, self.thinking, strict=True)}
+    def grade(self, requests: list[Request], completions: list[Completion], grader: Grader) -> list[Sample]:
+        """Return the samples of a group with their verdicts, also when cut at each budget that they exceed."""
+        kind, budgets = self.benchmark.entry.kind, self.profile.cuts
         texts = [readable(self.tokenizer, completion.ids) for completion in completions]
-        for index, (request, completion, text) in enumerate(zip(requests, completions, texts, strict=True)):
-            before = THINK if opened[request.problem.id] else ""
-            gold = str(request.problem.answer)
-            jobs[index, 0] = Job(before + text, gold, kind, completion.finish_reason)
-            for budget in self.profile.cuts:
+        drawn = list(zip(requests, completions, texts, strict=True))
+        jobs: dict[tuple[int, int | None], Job] = {}
+        for index, (request, completion, text) in enumerate(drawn):
+            jobs[index, None] = Job(request.prefix + text, request.gold, kind, completion.finish_reason)
+            for budget in budgets:
                 if len(completion.ids) > budget:
                     cut = readable(self.tokenizer, completion.ids[:budget])
-                    jobs[index, budget] = Job(before + cut, gold, kind, "length")
-        verdicts = dict(zip(jobs, grader.grade_all(jobs.values()), strict=True))
+                    jobs[index, budget] = Job(request.prefix + cut, request.gold, kind, "length")
+        graded = dict(zip(jobs, grader.grade_all(jobs.values()), strict=True))
         return [
             Sample(
                 *request.key,
@@ -238,43 +227,36 @@ class _Asking:
                 ids=completion.ids,
                 text=text,
                 finish_reason=completion.finish_reason,
-                verdict=verdicts[index, 0].verdict,
-                answer=verdicts[index, 0].answer,
-                cuts={
-                    str(budget): verdicts[index, budget]._asdict()
-                    for budget in self.profile.cuts
-                    if (index, budget) in verdicts
-                },
+                verdict=graded[index, None].verdict,
+                answer=graded[index, None].answer,
+                cuts={str(b): graded[index, b]._asdict() for b in budgets if (index, b) in graded},
             )
-            for index, (request, completion, text) in enumerate(zip(requests, completions, texts, strict=True))
+            for index, (request, completion, text) in enumerate(drawn)
         ]
 
 
-def _finish(
-    asked: Evaluation, path: Path, settings: dict[str, Any], samples: SampleFile, spent: dict[str, float]
-) -> dict[str, Any]:
-    cuts, order = asked.profile.cuts, list(settings["targets"])
-    outcomes = [
-        (sample.key, {budget: sample.outcome(budget) for budget in cuts})
+def _results(evaluation: Evaluation, name: str, settings: dict[str, Any], samples: SampleFile) -> dict[str, Any]:
+    """Return the results of all that the folder holds whole, also from earlier commands."""
+    targets, benchmarks = list(settings["targets"]), settings["benchmarks"]
+    graded = {
+        sample.key: {budget: sample.at_budget(budget) for budget in evaluation.profile.cuts}
         for sample in samples
-        if sample.target in order and sample.benchmark in settings["benchmarks"]
-    ]
-    problems: dict[str, dict[str, None]] = {name: {} for name in settings["benchmarks"]}
-    for key, _ in outcomes:
+        if sample.target in targets and sample.benchmark in benchmarks
+    }
+    problems: dict[str, dict[str, None]] = {name: {} for name in benchmarks}
+    for key in graded:
         problems[key.benchmark][key.problem] = None
-    problems |= {benchmark.name: dict.fromkeys(p.id for p in benchmark.problems) for benchmark in asked.benchmarks}
-    whole = {name: list(ids) for name, ids in problems.items() if len(ids) == settings["benchmarks"][name]["problems"]}
-    found = gather(outcomes, whole, asked.profile.samples)
-    ordered = sorted(found, key=lambda place: (list(problems).index(place[1]), place[2], order.index(place[0])))
-    evaluation = {
+    problems |= {loaded.name: dict.fromkeys(p.id for p in loaded.problems) for loaded in evaluation.benchmarks}
+    whole = {name: list(ids) for name, ids in problems.items() if len(ids) == benchmarks[name]["problems"]}
+    trials = gather(graded, whole, evaluation.profile.samples)
+    order = list(problems)
+    ordered = sorted(trials, key=lambda t: (order.index(t.benchmark), t.budget, targets.index(t.target)))
+    return {
         "schema": SCHEMA,
-        "name": path.name,
+        "name": name,
         "opasd": metadata.version("opasd"),
         "settings": {name: value for name, value in settings.items() if name not in GROWING},
         "targets": settings["targets"],
-        "benchmarks": settings["benchmarks"],
-        **build({place: found[place] for place in ordered}),
-        "spent": spent | {"tokens_per_second": spent["tokens"] / spent["seconds"] if spent["seconds"] else None},
+        "benchmarks": benchmarks,
+        **build({trial: trials[trial] for trial in ordered}),
     }
-    folders.write_results(path, evaluation)
-    return evaluation

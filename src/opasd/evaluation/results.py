@@ -1,63 +1,94 @@
 """Samples ─► results: what every target reached on every benchmark, with intervals, and how the targets differ.
 
-`build` makes the mapping that is `evaluation.json`; docs/evaluation.md describes it. `table` is what a person reads.
+`build` makes the lists of `evaluation.json`, which docs/evaluation.md describes. `table` is for people.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from opasd.evaluation.samples import Key, Outcome
+from opasd.evaluation.samples import GradedSample, SampleKey
 from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
 from opasd.evaluation.statistics import estimates, macro_average, paired_difference
 from opasd.grading.verdict import VERDICTS
 from opasd.rounding import fixed, per_cent
 
 SCHEMA = 1
-COMPARED = ("avg", "pass", "maj", "tokens")
-"""Measures whose differences between targets are given; Pass and Maj at all samples."""
-
-Outcomes = Mapping[str, Sequence[Outcome]]
-"""By problem, in the order of the benchmark: the outcomes of its samples."""
 
 
-def measure(outcomes: Outcomes, per_problem: Mapping[str, list[float]]) -> dict[str, Any]:
-    """One target on one benchmark at one budget; `per_problem` is `by_problem` of the same."""
-    samples = len(next(iter(outcomes.values())))
-    found = dict(zip(per_problem, estimates(list(per_problem.values())), strict=True))
-    every = list(chain.from_iterable(outcomes.values()))
-    counts = Counter(outcome.verdict for outcome in every)
-    return {
-        "problems": len(outcomes),
-        "samples": samples,
-        "verdicts": {verdict: counts[verdict] for verdict in VERDICTS},
-        "avg": found["avg"]._asdict(),
-        "pass": {str(k): found[f"pass@{k}"]._asdict() for k in range(1, samples + 1)},
-        "maj": {str(k): found[f"maj@{k}"]._asdict() for k in range(1, samples + 1)},
-        "tokens": found["tokens"]._asdict() | {"median": float(median(outcome.tokens for outcome in every))},
-        "truncated": found["truncated"]._asdict(),
-        "per_problem": {
-            problem: {
-                "correct": sum(o.verdict == "correct" for o in several),
-                "tokens": fmean(o.tokens for o in several),
-            }
-            for problem, several in outcomes.items()
-        },
-    }
+class Trial(NamedTuple):
+    """One target on one benchmark at one budget."""
+
+    target: str
+    benchmark: str
+    budget: int
 
 
-def by_problem(outcomes: Outcomes) -> dict[str, list[float]]:
-    """Every measure, as one number for each problem."""
+ByProblem = Mapping[str, Sequence[GradedSample]]
+"""The samples of each problem, in the order of the benchmark."""
+Columns = Mapping[str, list[float]]
+"""Measures by name, each with one number for each problem."""
+
+
+def gather(
+    samples: Mapping[SampleKey, Mapping[int, GradedSample]], problems: Mapping[str, Sequence[str]], count: int
+) -> dict[Trial, dict[str, list[GradedSample]]]:
+    """Group graded samples by trial; leave out a trial that lacks one of `count` samples of any problem."""
+    trials: dict[Trial, dict[str, list[GradedSample]]] = {}
+    budgets = next(iter(samples.values()), {})
+    for target, benchmark in dict.fromkeys((key.target, key.benchmark) for key in samples):
+        keys = {
+            problem: [SampleKey(target, benchmark, problem, number) for number in range(count)]
+            for problem in problems.get(benchmark, ())
+        }
+        if keys and all(key in samples for key in chain.from_iterable(keys.values())):
+            for budget in budgets:
+                trials[Trial(target, benchmark, budget)] = {
+                    problem: [samples[key][budget] for key in own] for problem, own in keys.items()
+                }
+    return trials
+
+
+def build(trials: Mapping[Trial, ByProblem]) -> dict[str, Any]:
+    """Return the results of the trials, averages over benchmarks, and differences between targets.
+
+    Averages are over the benchmarks that all targets have. Differences are between each target and the first one, on
+    the same problems.
+    """
+    targets = list(dict.fromkeys(target for target, _, _ in trials))
+    benchmarks = list(dict.fromkeys(benchmark for _, benchmark, _ in trials))
+    budgets = list(dict.fromkeys(budget for _, _, budget in trials))
+    shared = [name for name in benchmarks if all((t, name, b) in trials for t in targets for b in budgets)]
+    columns = {trial: _columns(samples) for trial, samples in trials.items()}
+    results = [Trial(*trial)._asdict() | _measures(samples, columns[trial]) for trial, samples in trials.items()]
+    averages, differences = [], []
+    for budget in budgets:
+        by_target = {
+            target: {name: columns[trial] for name in benchmarks if (trial := Trial(target, name, budget)) in columns}
+            for target in targets
+        }
+        for target, own in by_target.items():
+            if len(shared) > 1:
+                average = macro_average([own[name]["avg"] for name in shared])._asdict()
+                averages.append({"target": target, "budget": budget, "benchmarks": shared, "avg": average})
+            if target != targets[0]:
+                pair = {"target": target, "against": targets[0]}
+                for benchmark, row in _differences(own, by_target[targets[0]], shared):
+                    differences.append(pair | {"benchmark": benchmark, "budget": budget} | row)
+    return {"results": results, "averages": averages, "differences": differences}
+
+
+def _columns(by_problem: ByProblem) -> dict[str, list[float]]:
     columns: dict[str, list[float]] = {}
-    for several in outcomes.values():
-        n, correct = len(several), sum(outcome.verdict == "correct" for outcome in several)
-        ballots = votes([o.verdict for o in several], [o.answer for o in several])
+    for samples in by_problem.values():
+        n, correct = len(samples), sum(sample.verdict == "correct" for sample in samples)
+        ballots = votes([sample.verdict for sample in samples], [sample.answer for sample in samples])
         row = {
             "avg": correct / n,
-            "tokens": fmean(outcome.tokens for outcome in several),
-            "truncated": fmean(outcome.truncated for outcome in several),
+            "tokens": fmean(sample.tokens for sample in samples),
+            "truncated": fmean(sample.truncated for sample in samples),
         }
         row |= {f"pass@{k}": pass_at_k(correct, n, k) for k in range(1, n + 1)}
         row |= {f"maj@{k}": maj_at_k(ballots, n, k) for k in range(1, n + 1)}
@@ -66,125 +97,93 @@ def by_problem(outcomes: Outcomes) -> dict[str, list[float]]:
     return columns
 
 
-def build(found: Mapping[tuple[str, str, int], Outcomes]) -> dict[str, Any]:
-    """Results, averages over benchmarks and differences, of outcomes by (target, benchmark, budget).
-
-    Differences are between each target and the first one, on the same problems; averages are over the benchmarks that
-    all targets have."""
-    targets = list(dict.fromkeys(target for target, _, _ in found))
-    budgets = list(dict.fromkeys(budget for _, _, budget in found))
-    benchmarks = list(dict.fromkeys(benchmark for _, benchmark, _ in found))
-    shared = [name for name in benchmarks if all((t, name, k) in found for t in targets for k in budgets)]
-    columns = {place: by_problem(outcomes) for place, outcomes in found.items()}
-    results = [
-        {"target": place[0], "benchmark": place[1], "budget": place[2]} | measure(outcomes, columns[place])
-        for place, outcomes in found.items()
-    ]
-    averages, differences = [], []
-    for budget in budgets:
-        for target in targets:
-            sets = [columns[target, name, budget]["avg"] for name in shared]
-            if len(sets) > 1:
-                mean = macro_average(sets)._asdict()
-                averages.append({"target": target, "budget": budget, "benchmarks": shared, "avg": mean})
-            if target != targets[0]:
-                differences += _differences(columns, target, targets[0], benchmarks, budget)
-                if len(sets) > 1:
-                    gaps = [_gap(columns, target, targets[0], name, budget, "avg") for name in shared]
-                    place = {"target": target, "against": targets[0], "benchmark": None, "budget": budget}
-                    differences.append(place | {"avg": macro_average(gaps)._asdict()})
-    return {"results": results, "averages": averages, "differences": differences}
-
-
-Columns = Mapping[tuple[str, str, int], Mapping[str, list[float]]]
-
-
-def _differences(columns: Columns, target: str, first: str, names: Sequence[str], budget: int) -> list[dict[str, Any]]:
-    rows = []
-    for name in names:
-        if (target, name, budget) in columns and (first, name, budget) in columns:
-            most = max(int(c.partition("@")[2]) for c in columns[first, name, budget] if c.startswith("pass@"))
-            measures = {short: f"{short}@{most}" if short in ("pass", "maj") else short for short in COMPARED}
-            gaps = {
-                short: paired_difference(
-                    columns[target, name, budget][long], columns[first, name, budget][long]
-                )._asdict()
-                for short, long in measures.items()
+def _measures(by_problem: ByProblem, columns: Columns) -> dict[str, Any]:
+    """Return what a result says of one trial; `columns` are those of `by_problem`."""
+    means = {name: found._asdict() for name, found in zip(columns, estimates(list(columns.values())), strict=True)}
+    every = list(chain.from_iterable(by_problem.values()))
+    counts = Counter(sample.verdict for sample in every)
+    samples = len(every) // len(by_problem)
+    return {
+        "problems": len(by_problem),
+        "samples": samples,
+        "verdicts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "avg": means["avg"],
+        "pass": {str(k): means[f"pass@{k}"] for k in range(1, samples + 1)},
+        "maj": {str(k): means[f"maj@{k}"] for k in range(1, samples + 1)},
+        "tokens": means["tokens"] | {"median": float(median(sample.tokens for sample in every))},
+        "truncated": means["truncated"],
+        "per_problem": {
+            problem: {
+                "correct": sum(sample.verdict == "correct" for sample in own),
+                "tokens": fmean(sample.tokens for sample in own),
             }
-            rows.append({"target": target, "against": first, "benchmark": name, "budget": budget} | gaps)
-    return rows
+            for problem, own in by_problem.items()
+        },
+    }
 
 
-def _gap(columns: Columns, target: str, first: str, name: str, budget: int, measure: str) -> list[float]:
-    pairs = zip(columns[target, name, budget][measure], columns[first, name, budget][measure], strict=True)
-    return [mine - theirs for mine, theirs in pairs]
-
-
-def gather(
-    samples: Iterable[tuple[Key, Mapping[int, Outcome]]], problems: Mapping[str, Sequence[str]], count: int
-) -> dict[tuple[str, str, int], dict[str, list[Outcome]]]:
-    """Outcomes by (target, benchmark, budget), of those that have every sample of every problem."""
-    by_place: dict[tuple[str, str], dict[tuple[str, int], Mapping[int, Outcome]]] = {}
-    for key, outcomes in samples:
-        by_place.setdefault((key.target, key.benchmark), {})[key.problem, key.sample] = outcomes
-    found: dict[tuple[str, str, int], dict[str, list[Outcome]]] = {}
-    for (target, benchmark), several in by_place.items():
-        wanted = [(problem, number) for problem in problems.get(benchmark, ()) for number in range(count)]
-        if not wanted or any(place not in several for place in wanted):
-            continue
-        for budget in next(iter(several.values())):
-            found[target, benchmark, budget] = {
-                problem: [several[problem, number][budget] for number in range(count)]
-                for problem in problems[benchmark]
-            }
-    return found
+def _differences(
+    own: Mapping[str, Columns], first: Mapping[str, Columns], shared: Sequence[str]
+) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """Yield the differences on each benchmark by its name, then under None their average over the shared ones."""
+    for name in [name for name in own if name in first]:
+        samples = sum(measure.startswith("pass@") for measure in own[name])
+        measures = {"avg": "avg", "pass": f"pass@{samples}", "maj": f"maj@{samples}", "tokens": "tokens"}
+        yield (
+            name,
+            {
+                short: paired_difference(own[name][measure], first[name][measure])._asdict()
+                for short, measure in measures.items()
+            },
+        )
+    if len(shared) > 1:
+        pairs = [zip(own[name]["avg"], first[name]["avg"], strict=True) for name in shared]
+        gaps = [[share - first_share for share, first_share in pair] for pair in pairs]
+        yield None, {"avg": macro_average(gaps)._asdict()}
 
 
 def table(evaluation: Mapping[str, Any]) -> str:
-    """The results as a Markdown table, in per cent with 95 % intervals."""
+    """Return the results as a Markdown table, in per cent with 95 % intervals."""
     results = evaluation["results"]
     if not results:
         return ""
-    several = len({result["budget"] for result in results}) > 1
+    several_budgets = len({result["budget"] for result in results}) > 1
     gaps = {(d["target"], d["benchmark"], d["budget"]): d["avg"] for d in evaluation["differences"]}
-    first = results[0]["target"]
-    samples = results[0]["samples"]
-    header = ["benchmark", *(["budget"] if several else []), "target", f"Avg@{samples}", f"against {first}"]
-    header += [f"Pass@{samples}", f"Maj@{samples}"] * (samples > 1) + [
-        "tokens",
-        "median",
-        "truncated",
-        "no answer",
-        "failed",
-    ]
-    if not gaps:
-        header.remove(f"against {first}")
+    samples, first = results[0]["samples"], results[0]["target"]
+
+    def beginning(result: Mapping[str, Any], benchmark: str | None) -> dict[str, str]:
+        row = {"benchmark": benchmark or "average"}
+        row |= {"budget": f"{result['budget']:,}"} if several_budgets else {}
+        row |= {"target": result["target"], f"Avg@{samples}": _points(result["avg"])}
+        if gaps:
+            gap = gaps.get((result["target"], benchmark, result["budget"]))
+            row[f"against {first}"] = _points(gap, sign=True) if gap else ""
+        return row
+
     rows = []
     for result in results:
-        place = (result["target"], result["benchmark"], result["budget"])
-        verdicts, count = result["verdicts"], result["problems"] * result["samples"]
-        row = [
-            result["benchmark"],
-            *([f"{result['budget']:,}"] if several else []),
-            result["target"],
-            _points(result["avg"]),
-        ]
-        row += [_points(gaps[place], sign=True) if place in gaps else ""] * bool(gaps)
+        row = beginning(result, result["benchmark"])
         if samples > 1:
-            row += [_points(result["pass"][str(samples)]), _points(result["maj"][str(samples)])]
-        row += [fixed(result["tokens"]["mean"], 1), fixed(result["tokens"]["median"], 0)]
-        row += [fixed(per_cent(result["truncated"]["mean"]), 1), fixed(per_cent(verdicts["no_answer"] / count), 1)]
-        rows.append([*row, str(verdicts["grader_failed"])])
-    for average in evaluation["averages"]:
-        place = (average["target"], None, average["budget"])
-        row = ["average", *([f"{average['budget']:,}"] if several else []), average["target"], _points(average["avg"])]
-        row += [_points(gaps[place], sign=True) if place in gaps else ""] * bool(gaps)
-        rows.append([*row, *([""] * (len(header) - len(row)))])
-    return _markdown(header, rows)
+            row |= {f"Pass@{samples}": _points(result["pass"][str(samples)])}
+            row |= {f"Maj@{samples}": _points(result["maj"][str(samples)])}
+        unanswered = result["verdicts"]["no_answer"] / (result["problems"] * result["samples"])
+        rows.append(
+            row
+            | {
+                "tokens": fixed(result["tokens"]["mean"], 1),
+                "median": fixed(result["tokens"]["median"], 0),
+                "truncated": fixed(per_cent(result["truncated"]["mean"]), 1),
+                "no answer": fixed(per_cent(unanswered), 1),
+                "failed": str(result["verdicts"]["grader_failed"]),
+            }
+        )
+    header = list(rows[0])
+    rows += [beginning(average, None) for average in evaluation["averages"]]
+    return _markdown(header, [[row.get(name, "") for name in header] for row in rows])
 
 
 def _points(value: Mapping[str, float], *, sign: bool = False) -> str:
-    """Percentage points: mean [low, high]."""
+    """Return percentage points: mean [low, high]."""
     mean, low, high = (fixed(per_cent(value[part]), 1, sign=sign) for part in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 

@@ -1,23 +1,23 @@
-"""`samples.jsonl`: every sample as it comes, one line each, that survives a kill at any moment.
+"""`samples.jsonl`: one line for each sample, written as it is drawn; a kill at any moment cuts at most one line.
 
-A line is written whole or cut at the file's end; opening the file again takes off what is cut. A sample is known by
-target, benchmark, problem and number, so none is drawn twice.
+Opening the file again removes lines that are cut, damaged or repeated. A sample is known by its target, benchmark,
+problem and number, so none is drawn twice.
 """
 
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opasd.choices import FinishReason
+from opasd.files import JsonLines
 from opasd.grading.verdict import VERDICTS, Verdict
 
 _CUT = {"verdict", "answer"}
 
 
-class Key(NamedTuple):
+class SampleKey(NamedTuple):
     """Which sample."""
 
     target: str
@@ -26,8 +26,8 @@ class Key(NamedTuple):
     sample: int
 
 
-class Outcome(NamedTuple):
-    """What a sample came to at one budget."""
+class GradedSample(NamedTuple):
+    """The length and the verdict of a sample at one budget."""
 
     tokens: int
     truncated: bool
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """One line."""
+    """One line of the file."""
 
     target: str
     benchmark: str
@@ -50,72 +50,51 @@ class Sample:
     verdict: Verdict
     answer: str | None
     cuts: dict[str, dict[str, Any]]
-    """By budget that the sample is longer than: verdict and answer of the sample cut there."""
+    """The verdict on the sample cut at a budget and the answer there, by each budget that the sample exceeds."""
 
     @property
-    def key(self) -> Key:
-        return Key(self.target, self.benchmark, self.problem, self.sample)
+    def key(self) -> SampleKey:
+        return SampleKey(self.target, self.benchmark, self.problem, self.sample)
 
-    def outcome(self, budget: int) -> Outcome:
-        """The sample with at most `budget` tokens."""
+    def at_budget(self, budget: int) -> GradedSample:
+        """Return the sample with at most `budget` tokens."""
         if cut := self.cuts.get(str(budget)):
-            return Outcome(budget, True, cut["verdict"], cut["answer"])
-        return Outcome(len(self.ids), self.finish_reason == "length", self.verdict, self.answer)
+            return GradedSample(budget, True, cut["verdict"], cut["answer"])
+        return GradedSample(len(self.ids), self.finish_reason == "length", self.verdict, self.answer)
 
 
 class SampleFile:
-    """The file, and which samples it has."""
+    """The file, and the keys of its samples."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.keys: set[Key] = set()
-        if path.exists():
-            self._repair()
+        self._rows = JsonLines(path)
+        self.keys = {sample.key for sample in self}
+        if len(self.keys) < sum(1 for _ in self._lines()):
+            self._rows.replace(vars(sample) for sample in self)
 
     def append(self, samples: list[Sample]) -> None:
-        """Write the samples that are not there yet."""
+        """Write the samples that the file does not have yet."""
         new = [sample for sample in samples if sample.key not in self.keys]
-        lines = "".join(f"{json.dumps(asdict(sample), ensure_ascii=False)}\n" for sample in new)
-        with self.path.open("ab") as file:
-            file.write(lines.encode(errors="backslashreplace"))
+        self._rows.append(*map(vars, new))
         self.keys.update(sample.key for sample in new)
 
     def __iter__(self) -> Iterator[Sample]:
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            for line in file:
-                if (sample := _parsed(line)) is not None:
-                    yield sample
+        """Yield every whole sample once."""
+        seen: set[SampleKey] = set()
+        for line in self._lines():
+            sample = _parse(line)
+            if sample is not None and sample.key not in seen:
+                seen.add(sample.key)
+                yield sample
 
-    def _repair(self) -> None:
-        """Note what is there; leave out what is cut, damaged or there twice, with the file written anew at once."""
-        bad = 0
-        with self.path.open("rb") as file:
-            for line in file:
-                key = _key(line)
-                bad += key is None or key in self.keys
-                self.keys.update([key] if key else [])
-        if not bad:
-            return
-        staged, kept = self.path.with_name(f".{self.path.name}.new"), set[Key]()
-        with self.path.open("rb") as file, staged.open("wb") as copy:
-            for line in file:
-                key = _key(line)
-                if key is not None and key not in kept:
-                    kept.add(key)
-                    copy.write(line)
-            copy.flush()
-            os.fsync(copy.fileno())
-        os.replace(staged, self.path)
+    def _lines(self) -> Iterator[bytes]:
+        if self._rows.path.exists():
+            with self._rows.path.open("rb") as file:
+                yield from file
 
 
-def _key(line: bytes) -> Key | None:
-    sample = _parsed(line) if line.endswith(b"\n") else None
-    return None if sample is None else sample.key
-
-
-def _parsed(line: bytes) -> Sample | None:
+def _parse(line: bytes) -> Sample | None:
+    """Return the sample in a line, or None if the line is cut, damaged or holds something else."""
     try:
         sample = Sample(**json.loads(line))
         names = (sample.target, sample.benchmark, sample.problem)
@@ -123,4 +102,4 @@ def _parsed(line: bytes) -> Sample | None:
         whole &= isinstance(sample.ids, list) and all(cut.keys() == _CUT for cut in sample.cuts.values())
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return sample if whole and sample.verdict in VERDICTS else None
+    return sample if whole and sample.verdict in VERDICTS and line.endswith(b"\n") else None

@@ -1,12 +1,12 @@
-"""What n graded samples of one problem are worth: Avg@k, Pass@k, Maj@k, exact over all choices of k of them.
+"""Scores of n graded samples of one problem, c of them right: Pass@k and Maj@k, exact over all choices of k samples.
 
-Of the C(n, k) sets of k samples, drawn without putting back:
+Of the C(n, k) sets of k samples, drawn without replacement:
 
-    Avg@k     the mean share of right ones, c / n for every k
-    Pass@k    the share with at least one right one, 1 − C(n − c, k) / C(n, k)
-    Maj@k     the share whose most frequent answer is right; a tie of s answers counts 1 / s for the right one
+    Pass@k    the share with at least one right sample, 1 − C(n − c, k) / C(n, k)
+    Maj@k     the share in which the most frequent answer is right; a tie of s answers counts 1 / s for the right one
 
-A sample without an answer has no vote in Maj@k; where nobody votes, the majority is wrong.
+Avg@k, the mean share of right samples, is c / n for every k. A sample without an answer has no vote in Maj@k; where
+nobody votes, the majority is wrong.
 """
 
 from collections import Counter
@@ -18,20 +18,14 @@ from math import comb
 from opasd.grading.verdict import Verdict, same_answer_key
 
 
-def avg_at_k(correct: int, samples: int, k: int) -> float:
-    """The expected share of right ones among k of the samples."""
-    _check(correct, samples, k)
-    return correct / samples
-
-
 def pass_at_k(correct: int, samples: int, k: int) -> float:
-    """The probability that k of the samples have a right one among them."""
+    """Return the probability that k of the samples include a right one."""
     _check(correct, samples, k)
     return float(1 - Fraction(comb(samples - correct, k), comb(samples, k)))
 
 
 def maj_at_k(votes: Sequence[int], samples: int, k: int) -> float:
-    """The probability that the majority of k samples is right; `votes` for each answer, the right one's first."""
+    """Return the probability that the majority of k samples is right; `votes` are by answer, the right one first."""
     _check(votes[0], samples, k)
     if sum(votes) > samples:
         raise ValueError(f"{sum(votes)} votes of {samples} samples")
@@ -39,7 +33,7 @@ def maj_at_k(votes: Sequence[int], samples: int, k: int) -> float:
 
 
 def votes(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> list[int]:
-    """How many samples gave each answer: the right one first, the others as they compare as text."""
+    """Return how many samples gave each answer: the right one first, then the others, told apart by their text."""
     graded = list(zip(verdicts, answers, strict=True))
     others = Counter(same_answer_key(answer) for verdict, answer in graded if verdict != "correct" and answer)
     return [sum(verdict == "correct" for verdict in verdicts), *others.values()]
@@ -47,7 +41,7 @@ def votes(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> list[in
 
 @lru_cache(maxsize=10_000)
 def _majorities(right: int, others: tuple[int, ...], silent: int) -> tuple[float, ...]:
-    """The probability for every k, from 1."""
+    """Return the probability for every k from 1."""
     samples = right + sum(others) + silent
     won: list[Counter[int]] = [Counter() for _ in range(samples + 1)]  # [k]: ways to win, by how many others tie
     for drawn in range(1, right + 1):

@@ -1,6 +1,6 @@
 """Means over problems with 95 % intervals by bootstrap, and paired differences on the same problems.
 
-Samples of one problem are not independent, so problems are what is resampled.
+Samples of one problem are not independent, so the bootstrap resamples problems.
 """
 
 from collections.abc import Sequence
@@ -19,43 +19,36 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
-
 
 def estimate(per_problem: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean over problems; percentile bootstrap."""
+    """Return the mean over problems, with a percentile bootstrap."""
     return estimates([per_problem], seed)[0]
 
 
 def estimates(columns: Sequence[Sequence[float]], seed: int = 0) -> list[Estimate]:
-    """`estimate` of several measures of the same problems, which are resampled once for all."""
+    """Return `estimate` of each measure of the same problems; all measures share the resamples."""
     values_MP = np.asarray(columns, dtype=float)
     means_RM = _resampled_means(values_MP, np.random.default_rng(seed))
     return [_estimate(values, means) for values, means in zip(values_MP, means_RM.T, strict=True)]
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Estimate:
-    """first − second on the same problems, in the same order."""
+    """Return first − second on the same problems, in the same order."""
     if len(first) != len(second):
         raise ValueError(f"paired values must be of the same problems; got {len(first)} and {len(second)}")
     return estimate(np.subtract(first, second).tolist(), seed)
 
 
 def macro_average(sets: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
-    """The mean of several sets' means, each set resampled by itself: a small one counts as much as a large one."""
+    """Return the mean of the sets' means, each set resampled by itself: a small set counts as much as a large one."""
     generator = np.random.default_rng(seed)
-    values = [np.asarray([one], dtype=float) for one in sets]
-    means_RS = np.concatenate([_resampled_means(one, generator) for one in values], axis=1)
-    return _estimate(np.array([one.mean() for one in values]), means_RS.mean(-1))
+    values = [np.asarray([per_problem], dtype=float) for per_problem in sets]
+    means_RS = np.concatenate([_resampled_means(values_1P, generator) for values_1P in values], axis=1)
+    return _estimate(np.array([values_1P.mean() for values_1P in values]), means_RS.mean(-1))
 
 
 def _resampled_means(values_MP: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """[resamples, measures]."""
+    """Return the means of each resample: [resamples, measures]."""
     count = values_MP.shape[-1]
     if count == 0:
         raise ValueError("no problems to average over")

@@ -26,14 +26,14 @@ from opasd.choices import FinishReason
 from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
 from opasd.data.sets import load_set
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
-from opasd.evaluation.answers import THINK, opens_thinking, readable
-from opasd.evaluation.loop import Progress
+from opasd.evaluation.answers import readable, thinking_prefix
 from opasd.grading.verdict import is_correct
 from opasd.losses.token import log_probabilities
 from opasd.model.batches import microbatches
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout
+from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
@@ -102,7 +102,7 @@ class Probe:
         }
 
 
-def probe(config: RunConfig, *, count: int, samples: int, progress: Progress) -> Probe:
+def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgress) -> Probe:
     """`samples` answers of the student to each of the first `count` problems, one of the teacher, and both readings."""
     arguments = training_arguments(config.train, Path(config.output_dir))
     tokenizer = load_tokenizer(config.model)
@@ -211,7 +211,7 @@ def judge(
     *,
     attention: bool = True,
     precision: torch.dtype | None = None,
-    progress: Progress | None = None,
+    progress: SampleProgress | None = None,
 ) -> list[dict[str, list[float]]]:
     """Each rollout's readings per token, in order: `log_ratio` and what the losses measure, whatever their weights.
 
@@ -256,7 +256,7 @@ def _sample(
     prompts: Sequence[Sequence[int]],
     config: RolloutConfig,
     seeds: Sequence[int],
-    progress: Progress,
+    progress: SampleProgress,
     label: str,
 ) -> list[Completion]:
     drift = DriftCheck(model, config.drift, half=engine.half_precision)
@@ -278,7 +278,7 @@ def _judge_what_can_be(
     rollouts: Sequence[Rollout],
     config: RunConfig,
     precision: torch.dtype | None,
-    progress: Progress,
+    progress: SampleProgress,
 ) -> list[dict[str, list[float]]]:
     """Both roles' readings; without attention where it cannot be read and is not to be learned from either."""
     progress.begin(len(rollouts), 0)
@@ -311,12 +311,11 @@ def _reply(
     leak: re.Pattern[str] | None,
 ) -> Reply:
     problem, text = asked.pair.problem, readable(tokenizer, completion.ids)
-    opened = THINK if opens_thinking(tokenizer, prompt) else ""
     return Reply(
         section=asked.section,
         problem=problem.id,
         sample=number,
-        correct=is_correct(opened + text, str(problem.answer)),
+        correct=is_correct(thinking_prefix(tokenizer, prompt) + text, str(problem.answer)),
         finish_reason=completion.finish_reason,
         tokens=len(completion.ids),
         leaks=None if leak is None else leak.search(text) is not None,

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from opasd.analysis.markers import count_markers
-from opasd.evaluation.answers import THINK, Answer, opens_thinking, readable
+from opasd.evaluation.answers import Answer, readable, thinking_prefix
 from opasd.evaluation.scores import pass_at_k
 from opasd.grading.verdict import is_correct
 from opasd.model.cost import CostModel
@@ -73,8 +73,8 @@ class StepMetrics:
         """Record the step's rollouts, graded if their problem has an answer."""
         for rollout, completion in zip(rollouts, completions, strict=True):
             text, answer = readable(tokenizer, rollout.completion_ids), rollout.pair.problem.answer
-            opened = THINK if opens_thinking(tokenizer, rollout.pair.student_ids) else ""
-            self._verdicts[rollout.id] = None if answer is None else is_correct(opened + text, answer)
+            prefix = thinking_prefix(tokenizer, rollout.pair.student_ids)
+            self._verdicts[rollout.id] = None if answer is None else is_correct(prefix + text, answer)
             self._rows.append(
                 {
                     "tokens": rollout.num_tokens,
