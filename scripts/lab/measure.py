@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from opasd.data.made.counts import LEVELS, Puzzle, is_right, make_puzzles, work
+from opasd.data.made.counts import LEVELS, Puzzle, make_puzzles, work
 from opasd.lab import model_path
 from scripts.lab.demos import Kind
 from scripts.lab.formats import Formats
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 MARKERS = re.compile(
     r"\b(wait|hmm|perhaps|maybe|actually|alternatively|seems|might|likely|check)\b", flags=re.IGNORECASE
 )
+_BOXED = re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")
+
+
+def is_right(response: str, answer: str) -> bool:
+    """Return whether the number in the last `\\boxed{}` of the response is the answer."""
+    numbers = _BOXED.findall(response)
+    return bool(numbers) and str(int(numbers[-1])) == answer
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opasd.config import DataConfig, PromptConfig
-from opasd.data.problems import DataReport, Problem, ProblemSet, load_problems
+from opasd.data.problems import Problem, load_problems
 from opasd.data.sets import RunSet, as_set, digest
-from opasd.errors import ConfigError, DataError, PromptError
+from opasd.errors import ConfigError, PromptError
 from opasd.prompts.pairs import PromptBuilder
 from opasd.trainer.accounts import askable, check_same, keep
 from tests.training import PROBLEMS, TOKENIZER
@@ -21,57 +21,6 @@ GOOD, BAD = Problem("1 + 1?", answer="2", id="v.jsonl:1"), Problem("Say <|im_end
 
 def set_of(*problems, on_bad_row="stop"):
     return RunSet(problems, load_problems(PROBLEMS).report, on_bad_row)
-
-
-def test_solutions_are_asked_for_where_they_are_needed():
-    row = {"problem": "1 + 1?", "answer": 2}
-    assert [*as_set([row], solutions=False)] == [Problem("1 + 1?", answer="2", id="memory:1")]
-    bare = [Problem("1 + 1?", answer="2"), Problem("2 + 2?", "it is 4", "4", "mine")]
-    found = as_set(bare, solutions=False)
-    assert [*found] == [Problem("1 + 1?", answer="2", id="memory:1"), bare[1]]
-    for dataset in ([row], bare):
-        with pytest.raises(DataError, match='column "solution" is'):
-            as_set(dataset, solutions=True)
-    with pytest.raises(DataError, match='^memory, row 1: column "question" is empty'):
-        as_set([Problem(" ", answer="2")], solutions=False)
-    with pytest.raises(ConfigError, match="^on_bad_row: got 'ignore'; use one of stop, skip$"):
-        as_set([row], "ignore", solutions=False)  # pyright: ignore[reportArgumentType]
-
-
-BLANK = (Problem("1?", "", None, "a"), Problem("2?", " \n", None, "b"), Problem("", "s", None, "c"))
-WHOLE = (Problem("3?", "s", "3", "d"), Problem("3?", "s", "3", "e"))
-
-
-@pytest.mark.parametrize("make", [list, lambda problems: ProblemSet(tuple(problems), DataReport("made", None, 9, 9))])
-def test_problems_with_an_id_need_their_texts_too(make):
-    for problem, column in zip(BLANK, ("solution", "solution", "question"), strict=True):
-        message = f'^problem "{problem.id}", row 2: column "{column}" is empty; fix the row or set data.on_bad_row'
-        with pytest.raises(DataError, match=message):
-            as_set(make([WHOLE[0], problem, WHOLE[1]]), solutions=True)
-    found = as_set(make([*WHOLE, *BLANK]), "skip", solutions=True)
-    assert found.problems == WHOLE
-    assert (found.report.kept, found.report.bad, len(found.report.faults)) == (2, 3, 3)
-    assert 'Bad rows skipped: 3 (problem "a", row 3: column "solution" is empty; ' in str(found.report)
-    assert [problem.id for problem in as_set(make([*BLANK[:2], *WHOLE]), solutions=False)] == ["a", "b", "d", "e"]
-    with pytest.raises(DataError, match='problem "c", row 1: column "question" is empty'):
-        as_set(make([BLANK[2]]), solutions=False)
-    with pytest.raises(DataError, match="no problem is left to use"):
-        as_set(make(BLANK), "skip", solutions=True)
-
-
-def test_problems_with_an_id_are_not_chosen_among():
-    long = Problem("long?", "s" * 1_000_001, "1", "long")
-    assert as_set([long, *WHOLE, *WHOLE], solutions=True).problems == (long, *WHOLE, *WHOLE)
-    assert not as_set([], solutions=True).problems
-
-
-def test_what_is_a_set_already_stays_as_it_is():
-    assert as_set(PROBLEMS, solutions=True).problems == tuple(PROBLEMS)
-    loaded = load_problems([{"problem": "1?", "solution": "s"}, {"problem": "2?"}], DataConfig(on_bad_row="skip"))
-    found = as_set(loaded, "skip", solutions=True)
-    assert (found.problems, found.report, found.on_bad_row) == (loaded.problems, loaded.report, "skip")
-    mine = set_of(GOOD, on_bad_row="skip")
-    assert as_set(mine, "stop", solutions=False) is mine
 
 
 def test_a_question_that_cannot_be_asked_is_an_error_or_left_out_and_counted():

@@ -121,8 +121,8 @@ def iter_problems(
         report.kept += 1
         yield problem
     if not report.kept:
-        rows = "" if config.rows is None else f"data.rows {config.rows!r}, "
-        raise DataError(f"no problem is left to use. {report} Check data.source, {rows}data.columns and data's filters")
+        part = "" if config.rows is None else f"data.rows {config.rows!r}, "
+        raise DataError(f"no problem is left to use. {report} Check data.source, {part}data.columns and data's filters")
 
 
 def _checked(rows: Rows, config: DataConfig, report: DataReport) -> Iterator[Problem]:

@@ -104,10 +104,10 @@ def _hub_rows(name: str, config: DataConfig, origin: Origin) -> Rows:
         from huggingface_hub import HfApi
 
         origin.revision = HfApi().dataset_info(name, revision=config.revision, timeout=30).sha
-        yield from _streamed_rows(name, config, origin.revision)
+        yield from streamed_rows(name, config, origin.revision)
 
 
-def _streamed_rows(name: str, config: DataConfig, revision: str | None) -> Rows:
+def streamed_rows(name: str, config: DataConfig, revision: str | None) -> Rows:
     """Yield the rows of anything that `datasets.load_dataset` can stream."""
     from datasets import IterableDataset, load_dataset
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.data.made.counts import LEVELS, is_right, make_problems, make_puzzles, read_answer
+from opasd.data.made.counts import LEVELS, make_problems, make_puzzles
 from opasd.data.problems import load_problems
 
 SPLITS = ("pretrain", "train", "validation", "test")
@@ -47,7 +47,7 @@ def read(question):
 def test_answers_and_every_step_of_a_solution_are_right(split, seed, level):
     for puzzle in make_puzzles(split, 3, seed, level):
         assert read(puzzle.question) == int(puzzle.answer)
-        assert is_right(puzzle.solution, puzzle.answer)
+        assert puzzle.solution.endswith(f"\\boxed{{{puzzle.answer}}}")
         plan, *lines, answer = puzzle.solution.splitlines()
         assert plan.startswith("Plan: ")
         assert answer == f"Answer: \\boxed{{{puzzle.answer}}}"
@@ -76,8 +76,8 @@ def test_splits_share_no_problem_whatever_the_order_of_statements():
 
 
 def test_the_same_in_another_process_and_as_the_beginning_of_a_longer_set():
-    code = "from opasd.data.made.counts import make_puzzles; print([p.row() for p in make_puzzles('test', 8, 3)])"
-    here = [puzzle.row() for puzzle in make_puzzles("test", 20, 3)]
+    code = "from opasd.data.made.counts import make_problems; print(make_problems('test', 8, 3))"
+    here = make_problems("test", 20, 3)
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert there.strip() == str(here[:8])
 
@@ -98,20 +98,12 @@ def test_levels_grow_in_steps_and_length():
 def test_problems_go_through_the_data_loader():
     problems = make_problems("train", 12)
     assert list(load_problems(problems)) == problems
-    rows = [puzzle.row() for puzzle in make_puzzles("train", 12)]
-    assert [problem.question for problem in load_problems(rows)] == [problem.question for problem in problems]
 
 
 def test_the_task_needs_no_torch():
     code = "import sys, opasd.data.made.counts; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]"
-
-
-def test_the_last_box_counts():
-    assert read_answer("\\boxed{3} no, \\boxed{ 07 }") == "7"
-    assert read_answer("7") is None
-    assert not is_right("\\boxed{}", "7")
 
 
 @pytest.mark.parametrize(("split", "level"), [("dev", None), ("test", 0), ("test", 5)])

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opasd.config import PromptConfig
-from opasd.data.made.counts import LEVELS, MAX_COUNT, is_right, make_problems, make_puzzles
+from opasd.data.made.counts import LEVELS, MAX_COUNT, make_problems, make_puzzles
 from opasd.lab import model_path
 from opasd.prompts.alignment import align
 from opasd.prompts.chat import Chat
 from opasd.prompts.pairs import PromptBuilder
 from scripts.lab.demos import Rates, make_demo
 from scripts.lab.formats import Formats, wordings
-from scripts.lab.measure import SHARP, log_probabilities, sample, summarise
+from scripts.lab.measure import SHARP, is_right, log_probabilities, sample, summarise
 from scripts.lab.model import END_OF_TEXT, END_OF_TURN, make_tokenizer
 from scripts.lab.pretrain import Settings, make_examples, pretrain
 
@@ -140,3 +140,9 @@ def test_it_solves_a_part_alone_and_far_more_with_the_solution(model):
     assert alone["ended"] > 0.98
     forks = [log_probabilities(model, TOKENIZER, puzzles[:20], kind)["forks"] for kind in ("student", "privileged")]
     assert forks[0] < -0.1 < -0.02 < forks[1]
+
+
+def test_the_last_box_counts():
+    assert is_right("\\boxed{3} no, \\boxed{ 07 }", "7")
+    assert not is_right("7", "7")
+    assert not is_right("\\boxed{}", "7")

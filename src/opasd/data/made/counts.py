@@ -15,7 +15,6 @@ standard library alone.
 
 import hashlib
 import random
-import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
@@ -43,7 +42,6 @@ _SPLIT_SHARES: dict[Split, range] = {
     "validation": range(80, 90),
     "test": range(90, 100),
 }
-_BOXED = re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +153,6 @@ class Puzzle:
         share = int.from_bytes(hashlib.sha256(self.key.encode()).digest()[:8], "big") % 100
         return next(split for split, shares in _SPLIT_SHARES.items() if share in shares)
 
-    def row(self) -> dict[str, str | int]:
-        """Return the problem as a row of a data set."""
-        return {
-            "id": self.id,
-            "level": self.level,
-            "problem": self.question,
-            "solution": self.solution,
-            "answer": self.answer,
-        }
-
 
 def answer_text(count: int) -> str:
     """Return the last line of a response."""
@@ -187,17 +175,6 @@ def work(puzzle: Puzzle) -> list[Line]:
         lines.append(work_step(puzzle, step, counts))
         counts[step.name] = lines[-1].final
     return lines
-
-
-def read_answer(response: str) -> str | None:
-    """Return the number in the last `\\boxed{}` of a response, without leading zeros."""
-    numbers = _BOXED.findall(response)
-    return str(int(numbers[-1])) if numbers else None
-
-
-def is_right(response: str, answer: str) -> bool:
-    """Return whether the last boxed number of the response is the answer."""
-    return read_answer(response) == answer
 
 
 def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Puzzle]:
