@@ -1,1 +1,12 @@
-"""The two losses: each a definition in plain PyTorch and a chunked version with its own backward."""
+"""The losses: tensors in, tensors out. They know no configuration and no model.
+
+inputs, scores                 what a loss reads: queries and keys, output heads, a role's forward
+divergence                     one table of the divergences, for all implementations
+projection                     what the teacher's target makes of its attention on the solution
+token, attention               the two losses: their definition and the choice of an implementation
+token_chunked,                 the same numbers a few tokens or steps at a time in plain PyTorch, with gradients that
+attention_chunked, gradients   are ready when the backward pass begins
+fused/                         the same numbers in Triton kernels for a GPU
+objective                      the weighted sum of both losses over a minibatch
+precision                      at least float32, under autocast too
+"""

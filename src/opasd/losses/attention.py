@@ -169,15 +169,15 @@ def _fused(
         fused.say_once(f"attention loss: impl: fused {refusal}; impl: chunked computes the loss")
         return None
     from opasd.losses.fused import attention as kernels
-    from opasd.losses.fused.attention_plan import read
+    from opasd.losses.fused.attention_plan import query_ranges
 
-    rollouts = read(alignments)
-    unsupported = kernels.unsupported(student, teacher, rollouts)
+    ranges = query_ranges(alignments)
+    unsupported = kernels.unsupported(student, teacher, ranges)
     if unsupported is not None:
         fused.say_once(f"the attention loss has no kernel for {unsupported}; impl: chunked computes the loss")
-    if unsupported is not None or not rollouts:
+    if unsupported is not None or not len(ranges):
         return None
-    loss, readings_5T = kernels.attention_losses(student, teacher, rollouts, comparison, seeds, weights_T)
+    loss, readings_5T = kernels.attention_losses(student, teacher, alignments, ranges, comparison, seeds, weights_T)
     return AttentionLossOutput(loss, *readings_5T.unbind())
 
 

@@ -10,13 +10,12 @@ With u = 2·D·H·(pairs of a step and a student key it sees) operations, the co
 
 9u and the solution's keys, against 7u of one attention layer's forward and backward: at the same speed 1.3 times its
 time, or 1.35 with a solution of a quarter of the keys. Averaging needs normalisers, c needs the average and dq needs
-p·c, each complete over its own axis, so of these only the normalisers (the layer's own attention knew them) repeat
-what something else computed.
+p·c, each complete over its own axis. Only the normalisers repeat a computation: the layer's own attention knew them.
 
 Memory beyond the result: c, one number for each pair (2 bytes in bfloat16), kept from forward to backward; and while
 the forward runs two planes of the same shape in float32, of at most 40 MiB each.
 
-The formulas are those of `opasd.losses.attention`; the weights and 1/(H·m) are part of c here.
+`opasd.losses.attention` has the formulas; the weights and 1/(H·m) are part of c here.
 """
 
 import functools
@@ -25,15 +24,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from opasd.losses.attention_chunked import AttentionComparison
 from opasd.losses.fused import attention_backward, attention_forward
-from opasd.losses.fused.attention_plan import HostAlignment, LaunchPlan, make_launch_plan
+from opasd.losses.fused.attention_plan import LaunchPlan, make_launch_plan
 from opasd.losses.fused.launch import launch
 from opasd.losses.inputs import LayerBatch
+from opasd.prompts.alignment import Alignment
 
 LOG2E = 1 / math.log(2)
 
@@ -73,11 +74,11 @@ WIDE_HEADS = Tiling(Tile(128, 64, 8), Tile(64, 64), Tile(64, 32), Tile(32, 64))
 FLOATS = Tiling(Tile(64, 32), Tile(64, 32), Tile(32, 32), Tile(32, 32))
 WIDE_FLOATS = Tiling(Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(32, 16, 8, 1), Tile(32, 32))
 MUCH_SHARED_MEMORY = 200 * 2**10
-"""What a GPU must have for each block of threads to run `FOURS` and `WIDE_FLOATS`; for the others 97 KiB do."""
+"""Shared memory per block of threads that `FOURS` and `WIDE_FLOATS` need; the others need 97 KiB."""
 
 
 def tiling(head_size: int, itemsize: int, group: int, device: torch.device) -> Tiling:
-    """For 16-bit heads of up to 128 the fastest of eleven on an H200; for the others, what fits."""
+    """For 16-bit heads of up to 128 the fastest of eleven on an H200; for the others, tiles that fit."""
     if itemsize == 4:
         return FLOATS if head_size <= 128 else WIDE_FLOATS
     if head_size > 128:
@@ -98,8 +99,8 @@ def _gpu(device: torch.device) -> _Gpu:
     return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
 
 
-def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[HostAlignment]) -> str | None:
-    """What these kernels cannot do of the request, or None."""
+def unsupported(student: LayerBatch, teacher: LayerBatch, ranges: np.ndarray) -> str | None:
+    """The property of the inputs that these kernels cannot handle, or None."""
     tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
     head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
     if dtype not in (torch.bfloat16, torch.float16, torch.float32) or any(x.dtype != dtype for x in tensors):
@@ -115,7 +116,8 @@ def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Hos
         return "roles with different numbers of heads"
     if (student.softcap is None) != (teacher.softcap is None) or (student.sinks_H is None) != (teacher.sinks_H is None):
         return "a softcap or sinks in one role alone"
-    if not all(rollout.consecutive for rollout in rollouts):
+    _, steps, position, end, teacher_position, teacher_end = ranges.T
+    if (end - position != steps).any() or (teacher_end - teacher_position != steps).any():
         return "queries that do not follow one another"
     return None
 
@@ -123,12 +125,13 @@ def unsupported(student: LayerBatch, teacher: LayerBatch, rollouts: Sequence[Hos
 def attention_losses(
     student: LayerBatch,
     teacher: LayerBatch,
-    rollouts: Sequence[HostAlignment],
+    alignments: Sequence[Alignment],
+    ranges: np.ndarray,
     comparison: AttentionComparison,
     seeds: Sequence[int],
     weights_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Σ weight·ℓ over all steps of all rollouts, at least one, and the readings [5, ΣT]."""
+    """Σ weight·ℓ over all steps of all rollouts, at least one, and the readings [5, ΣT]; `ranges` by `query_ranges`."""
     query, key = (_aligned(tensor) for tensor in (student.query_BHND, student.key_BKND))
     student, teacher = replace(student, query_BHND=query, key_BKND=key), teacher.detach()
     teacher = replace(teacher, query_BHND=_aligned(teacher.query_BHND), key_BKND=_aligned(teacher.key_BKND))
@@ -136,20 +139,20 @@ def attention_losses(
     strides = (_dense_strides(query), _dense_strides(key))
     shuffle_seeds = seeds if comparison.handling == "shuffle" else None
     plan = make_launch_plan(
-        student, teacher, strides, rollouts, weights_T, shuffle_seeds, tiles.rows, tiles.key_gradients.BN
+        student, teacher, strides, alignments, ranges, weights_T, shuffle_seeds, tiles.rows, tiles.key_gradients.BN
     )
     setting = _Setting(plan, tiles, strides, student.scaling, student.softcap, comparison)
     return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """With vectors that lie in one piece, at offsets from which the kernels may read 16 numbers at once."""
+    """The tensor with contiguous vectors, at offsets from which the kernels may read 16 numbers at once."""
     *outer, last = tensor.stride()
     return tensor if last == 1 and not any(stride % 16 for stride in outer) else tensor.contiguous()
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those of a gradient: the tensor's own, unless it is a part of something larger."""
+    """The strides of a gradient: the tensor's own, unless it is a part of a larger one."""
     size = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1 and stride != size:
@@ -185,7 +188,7 @@ def _constants(setting: _Setting, query: Tensor, key: Tensor) -> dict[str, Any]:
 
 
 def _scales(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """What turns a product of query and key into a base-2 logit: see `logits` of the kernels."""
+    """The numbers that turn a product of query and key into a base-2 logit: see `logits` of the kernels."""
     if softcap is None:
         return scaling * LOG2E, 0.0
     return 2 * LOG2E * scaling / softcap, softcap * LOG2E
@@ -252,7 +255,7 @@ def _backward(
     upstream: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients to queries, keys and sinks, those that are wanted."""
+    """The wanted gradients to queries, keys and sinks."""
     plan, tiles, group = setting.plan, setting.tiles, query.shape[1] // key.shape[1]
     upstream = upstream.to(torch.float32)
     grad_query, grad_key = (
@@ -263,7 +266,7 @@ def _backward(
     strides = (*query.stride()[1:3], *key.stride()[1:3])
     scales = (*_scales(setting.scaling, setting.softcap), setting.scaling)
     constants = _constants(setting, query, key) | {
-        # bfloat16 has a gradient's range, float16 has not: there float32 goes into the product, as TF32.
+        # bfloat16 has the range of a gradient; float16 has not, so there the product takes float32, as TF32.
         "LOW": query.dtype == torch.bfloat16,
         "GRADIENT_PRECISION": "tf32" if query.dtype == torch.float16 else "tf32x3",
     }

@@ -19,52 +19,14 @@ MOST_NUMBERS = 10 << 20
 """Numbers of an averaged plane that are held at a time: 40 MiB for each role."""
 
 
-class HostAlignment(NamedTuple):
-    """An alignment with at least one step, in numbers and arrays on the host."""
-
-    index: int
-    """The number of its sequence in the forward."""
-    steps: int
-    student_position: int
-    """The position of the first query; `student_end` comes after the last."""
-    student_end: int
-    teacher_position: int
-    teacher_end: int
-    student_shared: np.ndarray
-    """Shared positions that some query sees."""
-    teacher_shared: np.ndarray
-    in_prompt: np.ndarray
-    solution: np.ndarray
-
-    @classmethod
-    def read(cls, index: int, alignment: Alignment) -> "HostAlignment":
-        student_query, teacher_query = alignment.student_query.cpu().numpy(), alignment.teacher_query.cpu().numpy()
-        student_shared, solution = alignment.student_shared.cpu().numpy(), alignment.solution.cpu().numpy()
-        student_end, teacher_end = int(student_query[-1]) + 1, int(teacher_query[-1]) + 1
-        reach = int(np.searchsorted(student_shared, student_end))
-        return cls(
-            index,
-            len(student_query),
-            int(student_query[0]),
-            student_end,
-            int(teacher_query[0]),
-            teacher_end,
-            student_shared[:reach],
-            alignment.teacher_shared.cpu().numpy()[:reach],
-            alignment.in_prompt.cpu().numpy()[:reach],
-            solution[: int(np.searchsorted(solution, teacher_end))],
-        )
-
-    @property
-    def consecutive(self) -> bool:
-        """Whether the queries of both roles follow one another."""
-        student, teacher = self.student_end - self.student_position, self.teacher_end - self.teacher_position
-        return student == self.steps == teacher
-
-
-def read(alignments: Sequence[Alignment]) -> list[HostAlignment]:
-    """The alignments that have steps."""
-    return [HostAlignment.read(i, alignment) for i, alignment in enumerate(alignments) if alignment.num_tokens]
+def query_ranges(alignments: Sequence[Alignment]) -> np.ndarray:
+    """[R, 6]: the sequence of each alignment with steps, its steps, and both roles' first query and end of queries."""
+    ranges: list[tuple[int, ...]] = []
+    for index, alignment in enumerate(alignments):
+        if alignment.num_tokens:
+            student, teacher = alignment.student_query.cpu().numpy(), alignment.teacher_query.cpu().numpy()
+            ranges.append((index, len(student), student[0], student[-1] + 1, teacher[0], teacher[-1] + 1))
+    return np.array(ranges, np.int64).reshape(-1, 6)
 
 
 class PlaneChunk(NamedTuple):
@@ -111,14 +73,15 @@ def make_launch_plan(
     student: LayerBatch,
     teacher: LayerBatch,
     gradient_strides: tuple[tuple[int, ...], tuple[int, ...]],
-    rollouts: Sequence[HostAlignment],
+    alignments: Sequence[Alignment],
+    ranges: np.ndarray,
     weights: Tensor | None,
     seeds: Sequence[int] | None,
     rows: int,
     key_tile: int,
 ) -> LaunchPlan:
-    """`weights` of all steps, concatenated, by default 1/T; `seeds` of all rollouts if attention is shuffled."""
-    steps, position, end, teacher_position, teacher_end = np.array([item[1:6] for item in rollouts], np.int64).T
+    """`ranges` of the alignments; `weights` of all steps, by default 1/T; `seeds` if attention is shuffled."""
+    sequence, steps, position, end, teacher_position, teacher_end = ranges.T
     windows = (_window(student.sliding_window, end.max()), _window(teacher.sliding_window, teacher_end.max()))
     num_blocks = -(-steps // rows)
     owner, block = _numbered(num_blocks)
@@ -133,23 +96,23 @@ def make_launch_plan(
         np.cumsum(counts) - counts for counts in (num_blocks, steps, end, teacher_end)
     )
     planes = (plane_ends - widths)[first_block]
-    solution_begin, solution_end = np.array([_solution_span(item) for item in rollouts]).T
+    links, flags, permuted, solution = _key_tables(alignments, ranges, first_link, first_flag, seeds)
     sequences = np.column_stack([
-        _offsets(student, rollouts, position, student.query_BHND.stride(), student.key_BKND.stride()),
-        _offsets(teacher, rollouts, teacher_position, teacher.query_BHND.stride(), teacher.key_BKND.stride()),
-        _offsets(student, rollouts, position, *gradient_strides),
-        position, teacher_position, steps, first_row, planes, width, first_link, first_flag, solution_begin,
-        solution_end,
+        _offsets(student, sequence, position, student.query_BHND.stride(), student.key_BKND.stride()),
+        _offsets(teacher, sequence, teacher_position, teacher.query_BHND.stride(), teacher.key_BKND.stride()),
+        _offsets(student, sequence, position, *gradient_strides),
+        position, teacher_position, steps, first_row, planes, width, first_link, first_flag, solution,
     ])  # fmt: skip
     blocks = np.column_stack([owner, block])
     longest_blocks = blocks[np.argsort(-widths, kind="stable")]
     key_tiles = _key_tiles(steps, position, end, windows[0], key_tile)
-    key_tables = _key_tables(rollouts, first_link, first_flag, int(end.sum()), int(teacher_end.sum()), seeds)
     device = student.query_BHND.device
     if weights is None:
         weights = torch.from_numpy(np.repeat(1 / steps, steps))
     host_weights = weights.to(torch.float32).numpy() if weights.device.type == "cpu" else np.zeros(0, np.float32)
-    *tables, sent_weights = _send([sequences, blocks, longest_blocks, key_tiles, *key_tables, host_weights], device)
+    *tables, sent_weights = _send(
+        [sequences, blocks, longest_blocks, key_tiles, links, flags, permuted, host_weights], device
+    )
     return LaunchPlan(
         *tables,
         weights=sent_weights if weights.device.type == "cpu" else weights.to(torch.float32),
@@ -174,19 +137,15 @@ def _numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
-def _solution_span(rollout: HostAlignment) -> tuple[int, int]:
-    return (rollout.solution[0], rollout.solution[-1] + 1) if len(rollout.solution) else (0, 0)
-
-
 def _offsets(
     role: LayerBatch,
-    rollouts: Sequence[HostAlignment],
+    sequence: np.ndarray,
     position: np.ndarray,
     query_strides: Sequence[int],
     key_strides: Sequence[int],
 ) -> np.ndarray:
-    """The offsets of each first step's query and of each first key, in units of 16 elements."""
-    row, begin, _ = np.array([role.spans[rollout.index] for rollout in rollouts], np.int64).T
+    """[R, 2]: offsets of each first step's query and of each first key, in units of 16 elements."""
+    row, begin, _ = np.array(role.spans, np.int64)[sequence].T
     query = 0 if role.only_queries else begin + position
     offsets = row * query_strides[0] + query * query_strides[2], row * key_strides[0] + begin * key_strides[2]
     return np.column_stack(offsets) // 16
@@ -201,25 +160,32 @@ def _key_tiles(steps: np.ndarray, position: np.ndarray, end: np.ndarray, window:
 
 
 def _key_tables(
-    rollouts: Sequence[HostAlignment],
+    alignments: Sequence[Alignment],
+    ranges: np.ndarray,
     first_link: np.ndarray,
     first_flag: np.ndarray,
-    num_links: int,
-    num_flags: int,
     seeds: Sequence[int] | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tables with one number per key: `links`, `solution` and `permuted` of the plan."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`links`, `solution` and `permuted` of the plan, one number per key; and the span [R, 2] of each solution."""
+    num_links, num_flags = ranges[:, 3].sum(), ranges[:, 5].sum()
     links, flags = np.full(num_links, -1, np.int32), np.zeros(num_flags, np.int32)
     permuted = np.zeros(num_links if seeds is not None else 0, np.int32)
-    for number, rollout in enumerate(rollouts):
-        shared = first_link[number] + rollout.student_shared
-        links[shared] = 2 * rollout.teacher_shared + rollout.in_prompt
-        flags[first_flag[number] + rollout.solution] = 1
+    spans = np.zeros((len(ranges), 2), np.int64)
+    for number, (index, _, _, end, _, teacher_end) in enumerate(ranges.tolist()):
+        alignment = alignments[index]
+        solution = alignment.solution.cpu().numpy()
+        solution = solution[: np.searchsorted(solution, teacher_end)]
+        flags[first_flag[number] + solution] = 1
+        if len(solution):
+            spans[number] = solution[0], solution[-1] + 1
+        shared = alignment.student_shared.cpu().numpy()
+        shared = shared[: np.searchsorted(shared, end)]  # positions that some query sees
+        in_prompt = alignment.in_prompt.cpu().numpy()[: len(shared)]
+        keys = first_link[number] + shared
+        links[keys] = 2 * alignment.teacher_shared.cpu().numpy()[: len(shared)] + in_prompt
         if seeds is not None:
-            in_prompt = torch.from_numpy(rollout.in_prompt)
-            source = projection.shuffle_permutation(in_prompt, seeds[rollout.index]).numpy()
-            permuted[shared] = rollout.student_shared[source]
-    return links, flags, permuted
+            permuted[keys] = shared[projection.shuffle_permutation(torch.from_numpy(in_prompt), seeds[index]).numpy()]
+    return links, flags, permuted, spans
 
 
 def _send(tables: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

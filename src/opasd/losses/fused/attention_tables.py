@@ -1,10 +1,10 @@
-"""What the kernels of the attention loss share: the tables they read, the planes, tiles of queries and keys.
+"""The parts that the kernels of the attention loss share: the tables they read, the planes, tiles of queries and keys.
 
 A *sequence* is one rollout; its rows are its steps. Every kernel reads queries and keys where they lie, through the
-offsets of the table of sequences. The planes hold one number per step and student key, head-free and ragged: steps come
-in blocks of ROWS, and a block is as wide as its last step sees, rounded up to ROWS keys (under a sliding window, as the
-window, from the first key its first step sees on). No kernel adds to what another program writes: results repeat bit
-by bit.
+offsets in the table of sequences. The planes hold one number per step and student key, without heads, ragged: steps
+come in blocks of ROWS, and a block is as wide as its last step sees, rounded up to ROWS keys. Under a sliding window it
+is as wide as the window, and begins at the first key that its first step sees. No kernel adds to what another program
+writes: results repeat bit by bit.
 
 Shapes: BM steps and BN keys of a tile, D head size, DP the same as a power of two, GROUP query heads per key head.
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 # pyright: reportPossiblyUnboundVariable=false
 
 COLUMNS = tl.constexpr(16)
-"""Of the table of sequences: element offsets of the first step's query and of the first key, positions, sizes."""
+"""Columns of the table of sequences: offsets of the first step's query and of the first key, positions, sizes."""
 STUDENT_QUERY, STUDENT_KEY, TEACHER_QUERY, TEACHER_KEY, GRAD_QUERY, GRAD_KEY = (tl.constexpr(i) for i in range(6))
 STUDENT_POSITION, TEACHER_POSITION, STEPS, FIRST_ROW = (tl.constexpr(i) for i in range(6, 10))
 PLANE, WIDTH, LINKS, FLAGS, SOLUTION_BEGIN, SOLUTION_END = (tl.constexpr(i) for i in range(10, 16))
@@ -25,7 +25,7 @@ PLANE, WIDTH, LINKS, FLAGS, SOLUTION_BEGIN, SOLUTION_END = (tl.constexpr(i) for 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-# What differs from batch to batch must not compile a kernel anew.
+# Numbers that differ from batch to batch must not compile a kernel again.
 COUNTS = ["num_rows", "num_heads", "first_block", "plane_begin", "window", "window_s", "window_t"]
 STATISTICS = [
     "LSE", "LSE_S", "LSE_T", "SHARE", "PULL", "SOLUTION", "LINKED", "PERMUTED", "WEIGHT", "READINGS", "UPSTREAM",
@@ -40,7 +40,7 @@ def field(SEQUENCES, sequence, COLUMN: tl.constexpr):
 
 @triton.jit
 def offset_of(SEQUENCES, sequence, COLUMN: tl.constexpr):
-    """Kept in units of 16, so that the compiler knows how wide it may read."""
+    """Offsets are stored in units of 16, so that the compiler knows how wide it may read."""
     return field(SEQUENCES, sequence, COLUMN) * 16
 
 
@@ -86,7 +86,7 @@ def sees(position, key, window, WINDOWED: tl.constexpr):
 
 @triton.jit
 def spans(first, last, window, WINDOWED: tl.constexpr, BN: tl.constexpr):
-    """Of queries at first … last some see the keys in [low, high), all see the whole tiles of [full_low, full_high)."""
+    """Queries at first … last: some see the keys in [low, high), all see the whole tiles in [full_low, full_high)."""
     high = last + 1
     low = first * 0
     full_low = low
@@ -99,7 +99,7 @@ def spans(first, last, window, WINDOWED: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def block_at(plane, width, position, block, window, WINDOWED: tl.constexpr, ROWS: tl.constexpr):
-    """Where a block of steps lies in a plane: offset, width of a row, and the key its first column is."""
+    """Where a block of steps lies in a plane: its offset, the width of a row, and the key of its first column."""
     if WINDOWED:
         start = tl.maximum(position + block * ROWS - window + 1, 0) // ROWS * ROWS
         offset = (plane + block * width) * (ROWS * ROWS)

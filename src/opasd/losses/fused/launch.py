@@ -1,9 +1,10 @@
-"""Launches of kernels that are compiled already, without Triton's search for them.
+"""Launch kernels that are already compiled, without Triton's search for them.
 
-Triton finds the version of a kernel to run by a description of all arguments, and compares every constant its source
-names with what it was; for the thirty arguments of a kernel here that takes longer than a short rollout takes the
-device. What Triton compiles for on an NVIDIA GPU is known, so a table of it does; anything else goes Triton's way. What
-Triton looks up at every launch besides (hooks, switches for debugging) counts when a kernel is first launched.
+At every launch Triton describes all arguments to find the compiled version, and compares every global constant with its
+value at compile time. For the thirty arguments of a kernel here that takes longer than the device needs for a short
+rollout. On an NVIDIA GPU it is known which properties of an argument the code depends on, so a table of them finds the
+version. Every other launch goes Triton's way. Triton's hooks and debugging switches count only at a kernel's first
+launch.
 """
 
 from collections.abc import Hashable
@@ -16,26 +17,27 @@ _compiled: dict[tuple[Hashable, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """`kernel[grid](*arguments, **constants)`: tensors and numbers by place, a tensor first, all constants by name.
+    """Run `kernel[grid](*arguments, **constants)` on the current device, which must be the tensors'.
 
-    The tensors' device is the current one."""
+    Tensors and numbers are positional, a tensor first; all constants are named.
+    """
     if torch.version.hip is not None:
         kernel[grid](*arguments, **constants)
         return
-    told = *constants, *map(type, constants.values()), *constants.values()
-    key = kernel, arguments[0].device, told, *map(described, arguments)
+    compiled_for = *constants, *map(type, constants.values()), *constants.values()
+    key = kernel, arguments[0].device, compiled_for, *map(described, arguments)
     if known := _compiled.get(key):
-        compiled, rest = known
-        compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+        compiled, values = known
+        compiled[(*grid, 1, 1)[:3]](*arguments, *values)
         return
-    rest = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+    values = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
     compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
-        _compiled[key] = compiled, rest
+        _compiled[key] = compiled, values
 
 
 def described(argument: Tensor | float | None) -> Hashable:
-    """All that a kernel's code may depend on of an argument that is no constant: type, alignment, being 1."""
+    """The properties of an argument on which a kernel's code may depend: type, alignment, whether it is 1."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
