@@ -43,13 +43,14 @@ class Trainer:
         return True
 
     def train(self, resume):
-        self.ending = train(self.config, self.folder, resume=resume is True)
+        self.ending = module.train(self.config, self.folder, resume=resume is True)
 
 @contextlib.contextmanager
 def opened(config, folder):
     yield Trainer(config, folder)
 
 module = types.ModuleType("opasd.trainer.session")
+module.train = train
 module.opened = opened
 module.finish = lambda trainer, config, folder: trainer.ending
 sys.modules["opasd.trainer.session"] = module
