@@ -1,1 +1,1 @@
-"""What a model's answers are worth."""
+"""Evaluate models on benchmarks."""

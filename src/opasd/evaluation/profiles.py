@@ -1,4 +1,4 @@
-"""How benchmarks are sampled: by name as published, or with settings of one's own."""
+"""How benchmarks are sampled: the published settings by name, and changes to them."""
 
 from typing import Self
 
@@ -11,24 +11,24 @@ from opasd.recipes.checking import explain
 from opasd.recipes.evaluate import EvaluateConfig
 
 ENGINE: Engine = "transformers"
-"""Engine that samples where none is named."""
+"""Default engine."""
 GROUP = 128
-"""Samples drawn side by side where no number is given."""
+"""Default number of samples drawn side by side."""
 
 
 class Profile(Section):
-    """What is drawn for every problem."""
+    """The samples that are drawn for every problem."""
 
     sampling: SamplingConfig
     """How tokens are drawn; `max_new_tokens` is the largest budget."""
     samples: int = Field(default=12, gt=0)
     """Answers for each problem."""
     seed: int = 0
-    """Seed from which every sample's own is derived."""
+    """Seed from which the seed of every sample is derived."""
     thinking: bool = True
-    """Thinking mode, where the chat template has a switch for it."""
+    """Thinking mode, if the chat template has a switch for it."""
     budgets: tuple[int, ...] = ()
-    """Lengths at which the same samples are cut and graded, each reported by itself. Unset: `max_new_tokens`."""
+    """Lengths at which the same samples are cut and graded; each has its own results. Unset: `max_new_tokens`."""
 
     @field_validator("budgets")
     @classmethod
@@ -48,7 +48,7 @@ class Profile(Section):
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The budgets, from the shortest."""
+        """The budgets in increasing order, `max_new_tokens` if there are none."""
         return self.budgets or (self.sampling.max_new_tokens,)
 
 

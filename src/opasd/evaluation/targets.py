@@ -1,13 +1,13 @@
 """What is evaluated: `base`, runs, adapters, merged models, hub names, `lab`, as base models with or without adapters.
 
-Needs neither torch nor the models themselves, so a mistake is told before anything is loaded.
+Needs neither torch nor the models, so mistakes are found before anything is loaded.
 """
 
 import difflib
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ _WEIGHTS = (".safetensors", ".bin")
 _TOKENIZER = (".json", ".jinja", ".model", ".txt")
 _DESCRIPTIONS = ("config.json", "adapter_config.json")
 _EDGE = 1 << 20
+"""Bytes at each end of a file that a fingerprint reads; they are enough to tell two trainings apart."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Target:
     model: ModelConfig
     adapter: Path | None = None
     run: Path | None = None
-    """The run folder it came from."""
+    """The run folder that it comes from."""
 
     def describe(self) -> dict[str, Any]:
-        """What a result says of it; `fingerprint` differs when the files do."""
+        """Return what settings and results say about it; `fingerprint` differs when the files do."""
         return {
             "model": self.model.name_or_path,
             "revision": self.model.revision,
@@ -50,13 +51,13 @@ class Target:
     def _fingerprint(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for folder in filter(None, (Path(self.model.name_or_path).expanduser(), self.adapter)):
-            there = sorted(folder.iterdir()) if folder.is_dir() else []
-            # The tokenizer, its chat template and the tokens that end an answer are the base's own.
+            paths = sorted(folder.iterdir()) if folder.is_dir() else []
+            # The tokenizer, its chat template and the tokens that end an answer come from the base.
             kinds = _WEIGHTS if folder == self.adapter else (*_WEIGHTS, *_TOKENIZER)
-            files = [path for path in there if path.suffix in kinds or path.name in _DESCRIPTIONS]
+            files = [path for path in paths if path.suffix in kinds or path.name in _DESCRIPTIONS]
             digest.update(repr([(path.name, path.stat().st_size) for path in files]).encode())
             for path in files:
-                with path.open("rb") as file:  # the ends are enough to tell two trainings apart
+                with path.open("rb") as file:
                     digest.update(file.read(_EDGE))
                     file.seek(-min(_EDGE, path.stat().st_size), 2)
                     digest.update(file.read())
@@ -65,16 +66,15 @@ class Target:
 
 
 def resolve(names: Sequence[str], model: ModelConfig | None = None) -> list[Target]:
-    """The targets that names stand for; `model`, where given, is what `base` is and what adapters are put on."""
-    found = [_resolve(name, model) for name in names if name != BASE]
+    """Return the targets that the names mean; `model`, if given, is what `base` means and what carries adapters."""
+    targets = [_resolve(name, model) for name in names if name != BASE]
     if BASE in names:
-        bases = {_told(target.model): target.model for target in found if target.adapter or target.run}
+        bases = {_with_revision(t.model): t.model for t in targets if t.adapter or t.run}
         if model is None and len(bases) != 1:
             which = f"there are {', '.join(bases)}" if bases else "no adapter or run says which"
             raise ConfigError(f"base: which model? {which}; give it with --model")
-        base = Target(BASE, model or next(iter(bases.values())))
-        found.insert(list(names).index(BASE), base)
-    return _with_own_names(found, list(names))
+        targets.insert(list(names).index(BASE), Target(BASE, model or next(iter(bases.values()))))
+    return _with_short_names(targets, list(names))
 
 
 def _resolve(name: str, model: ModelConfig | None) -> Target:
@@ -86,9 +86,8 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
     if path.exists():
         raise ConfigError(f"{name} is a file; give the folder of a run, an adapter or a model")
     if _HUB_NAME.fullmatch(name) and not _looks_local(path):
-        settings = model.model_dump() if model else {}
-        return Target(name, ModelConfig.model_validate(settings | {"name_or_path": name, "revision": None}))
-    beside = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        return Target(name, _renamed(model, name))
+    beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, beside, 1)
     hint = (
         f"did you mean {path.parent / close[0]}?" if close else "give base, lab, a folder, or a hub model as org/name"
@@ -97,7 +96,7 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
 
 
 def _looks_local(path: Path) -> bool:
-    """Whether a name like runs/a rather means a folder that is missing."""
+    """Return whether a name such as runs/a is rather a missing folder than a hub name."""
     return path.is_absolute() or path.parts[0] == "runs" or path.parent.is_dir()
 
 
@@ -110,60 +109,60 @@ def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
     if (path / "adapter_config.json").is_file():
         return _trained(name, None, path, None, model)
     if (path / "config.json").is_file():
-        settings = model.model_dump() if model else {}
-        return Target(name, ModelConfig.model_validate(settings | {"name_or_path": str(path), "revision": None}))
+        return Target(name, _renamed(model, str(path)))
     raise ConfigError(
         f"{path} is no run (config.yaml), no adapter (adapter_config.json) and no model (config.json); give one"
     )
 
 
 def _newest(run: Path) -> Path:
-    """What the run made: its final result, or its newest checkpoint."""
+    """Return the folder of the run's final result, or of its newest checkpoint."""
     if (run / "final").is_dir():
         return run / "final"
-    checkpoints = [p for p in run.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit() and p.is_dir()]
+    steps = {path.name.rpartition("-")[2]: path for path in run.glob("checkpoint-*") if path.is_dir()}
+    checkpoints = {int(step): path for step, path in steps.items() if step.isdigit()}
     if not checkpoints:
-        raise ConfigError(
-            f"{run} has no result and no checkpoint yet; let the run go on with opasd train --resume {run}"
-        )
-    return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))
+        raise ConfigError(f"{run} has no result and no checkpoint yet; continue it with opasd train --resume {run}")
+    return checkpoints[max(checkpoints)]
 
 
 def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None, model: ModelConfig | None) -> Target:
-    described = made / "adapter_config.json"
-    if not described.is_file():
-        settings = (config or model or ModelConfig()).model_dump()
-        return Target(
-            name, ModelConfig.model_validate(settings | {"name_or_path": str(made), "revision": None}), None, run
-        )
+    """Return the target that training wrote into the folder `made`; `config` is the run's, `model` the command's."""
+    if not (made / "adapter_config.json").is_file():
+        return Target(name, _renamed(config or model, str(made)), run=run)
     if not any(path.suffix in _WEIGHTS for path in made.iterdir()):
         raise ConfigError(f"{made} has no weights (adapter_model.safetensors); give a whole adapter")
     base = base_of(made)
     config = config or base or model
     if config is None:
-        raise ConfigError(f"{described} does not name the base model; give it with --model")
+        raise ConfigError(f"{made / 'adapter_config.json'} does not name the base model; give it with --model")
     if model is None:
         return Target(name, config, made, run)
-    if _last(model.name_or_path) != _last(config.name_or_path):
+    if _last_part(model.name_or_path) != _last_part(config.name_or_path):
         raise ConfigError(
             f"{name} was trained on {config.name_or_path}, but --model is {model.name_or_path}; leave --model out or "
             "evaluate them apart"
         )
     if model.name_or_path == config.name_or_path and config.revision and not model.revision:
-        raise ConfigError(f"{name} was trained on {_told(config)}; give --revision {config.revision} too")
+        raise ConfigError(f"{name} was trained on {_with_revision(config)}; give --revision {config.revision} too")
     return Target(name, model, made, run)
 
 
-def _told(model: ModelConfig) -> str:
+def _renamed(model: ModelConfig | None, name: str) -> ModelConfig:
+    """Return another model with the same settings, the defaults if there are none."""
+    return (model or ModelConfig()).model_copy(update={"name_or_path": name, "revision": None})
+
+
+def _with_revision(model: ModelConfig) -> str:
     return model.name_or_path + (f" at {model.revision}" if model.revision else "")
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
-def _with_own_names(targets: list[Target], given: list[str]) -> list[Target]:
-    """Short names where they tell the targets apart, else what was given."""
+def _with_short_names(targets: list[Target], given: list[str]) -> list[Target]:
+    """Name the targets by the last part of a folder's path, or as they were given if that is not unique."""
     paths = [Path(name).expanduser() for name in given]
     short = [
         name if name in (BASE, LAB) or not path.exists() else path.resolve().name
@@ -172,4 +171,4 @@ def _with_own_names(targets: list[Target], given: list[str]) -> list[Target]:
     names = short if len(set(short)) == len(short) else given
     if len(set(names)) < len(names):
         raise ConfigError(f"the same target twice: {', '.join(given)}; give each once")
-    return [Target(name, t.model, t.adapter, t.run) for name, t in zip(names, targets, strict=True)]
+    return [replace(target, name=name) for name, target in zip(names, targets, strict=True)]
