@@ -8,6 +8,7 @@ machine changes no verdict; on the clock it has twice as much.
 
 import ctypes
 import json
+import logging
 import os
 import re
 import resource
@@ -16,6 +17,11 @@ import signal
 import sys
 import warnings
 from typing import Any, BinaryIO
+
+import sympy
+from latex2sympy2_extended.math_normalization import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from math_verify.grader import is_relation
 
 from opasd.grading.equality import equal
 
@@ -32,11 +38,7 @@ _PR_SET_PDEATHSIG = 1
 def equal_by_algebra(gold: str, answer: str) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
     first, second = _parse(gold), _parse(answer)
-    if first is None or second is None:
-        return False
-    from math_verify import verify
-
-    if _points_and_interval(first, second):
+    if first is None or second is None or _points_and_interval(first, second):
         return False
     if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
         return _close(first, second) is not False
@@ -44,9 +46,6 @@ def equal_by_algebra(gold: str, answer: str) -> bool:
 
 
 def _parse(text: str) -> Any:
-    from latex2sympy2_extended.math_normalization import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
-
     # math-verify would take the variable m for metres; `equality` has removed real units.
     normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
@@ -61,8 +60,6 @@ def _parse(text: str) -> Any:
 
 def _with_real_roots(parsed: Any) -> Any:
     """Take the real root as the odd root of a negative number; the algebra takes a complex one."""
-    import sympy
-
     if not isinstance(parsed, sympy.Basic):
         return parsed
     return parsed.replace(
@@ -75,9 +72,6 @@ def _with_real_roots(parsed: Any) -> Any:
 
 def _as_set(parsed: Any, text: str) -> Any:
     """Turn several inequalities into the set that satisfies all of them, or with `or` any of them."""
-    import sympy
-    from math_verify.grader import is_relation
-
     if not isinstance(parsed, sympy.FiniteSet) or not all(map(is_relation, parsed.args)):
         return parsed
     sets = [relation.as_set() for relation in parsed.args]  # pyright: ignore[reportAttributeAccessIssue]
@@ -86,9 +80,6 @@ def _as_set(parsed: Any, text: str) -> Any:
 
 def _solutions(side: Any) -> Any:
     """Return a set itself, or the set that satisfies an inequality; None if that is unknown."""
-    import sympy
-    from math_verify.grader import is_relation
-
     if isinstance(side, sympy.Set):
         return side
     if not is_relation(side) or side.has(sympy.Eq):
@@ -101,16 +92,12 @@ def _solutions(side: Any) -> Any:
 
 def _points_and_interval(first: Any, second: Any) -> bool:
     """Return whether one side is a list and the other an interval, which the algebra takes for its two ends."""
-    import sympy
-
     listed = [isinstance(side, sympy.FiniteSet | sympy.Tuple) for side in (first, second)]
     return listed[0] != listed[1] and isinstance(_solutions(second if listed[0] else first), sympy.Interval)
 
 
 def _same_inequality(first: Any, second: Any) -> bool:
     """Return whether two inequalities in the same variable have the same solutions."""
-    from math_verify.grader import is_relation
-
     if not all(map(is_relation, (first, second))) or first.free_symbols != second.free_symbols:
         return False
     solutions = _solutions(first)
@@ -119,8 +106,6 @@ def _same_inequality(first: Any, second: Any) -> bool:
 
 def _close(first: Any, second: Any) -> bool | None:
     """Return whether two numbers agree relative to their size, however small; None if one is no finite number."""
-    import sympy
-
     if not all(isinstance(side, sympy.Expr) and side.is_number for side in (first, second)):
         return None
     values = [sympy.N(side.doit(), 30) for side in (first, second)]
@@ -132,8 +117,6 @@ def _close(first: Any, second: Any) -> bool | None:
 
 def _same_complex(first: Any, second: Any) -> bool:
     """Return whether the sides are equal if i is the imaginary unit."""
-    import sympy
-
     units = [symbol for side in (first, second) for symbol in getattr(side, "free_symbols", ()) if symbol.name == "i"]
     if not units or not all(isinstance(side, sympy.Expr) for side in (first, second)):
         return False
@@ -199,8 +182,6 @@ def _serve(jobs: BinaryIO, replies: BinaryIO) -> None:
 
 def main() -> None:
     """Serve standard input; what the libraries print is dropped."""
-    import logging
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", 0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
