@@ -1,4 +1,4 @@
-"""Which evaluations were made in the same way: may be resumed, stand for one another, or be compared. No torch.
+"""Which evaluations were made in the same way, so that they can be resumed, reused or compared. Imports no torch.
 
 An evaluation's *settings* are the contents of its settings.json. Three questions are answered from them:
 
@@ -144,7 +144,7 @@ _WORDING = ("prompt", "instruction", "kind")
 
 @dataclass(frozen=True)
 class Conditions:
-    """How one target was evaluated, as far as an evaluation's record says: what is not on record is left out."""
+    """How one target was evaluated. What the evaluation's record does not say is left out."""
 
     shared: dict[str, Any] = field(default_factory=dict)
     """What holds for every benchmark: the target, its engine, how its answers were sampled."""
@@ -173,11 +173,11 @@ class Conditions:
         return cls({name: value for name, value in shared.items() if value is not None}, benchmarks, budgets)
 
     def agree_with(self, other: Self) -> bool:
-        """Return whether both may be of one model, evaluated in one way; the budgets may differ."""
+        """Return whether both may describe the same model, evaluated in the same way; the budgets may differ."""
         return all(
-            mine[name] == theirs[name]
-            for mine, theirs in ((self.shared, other.shared), (self.benchmarks, other.benchmarks))
-            for name in mine.keys() & theirs.keys()
+            own[name] == others[name]
+            for own, others in ((self.shared, other.shared), (self.benchmarks, other.benchmarks))
+            for name in own.keys() & others.keys()
         )
 
     def joined_with(self, other: Self) -> Self:
@@ -190,27 +190,27 @@ class Conditions:
 
         What is not on record does not count, and without `counts` neither do the samples and the budget.
         """
-        mine, theirs = self.benchmarks.get(benchmark, {}), first.benchmarks.get(benchmark, {})
+        own, before = self.benchmarks.get(benchmark, {}), first.benchmarks.get(benchmark, {})
 
         def differs(name: str) -> bool:
-            return None not in (mine.get(name), theirs.get(name)) and mine[name] != theirs[name]
+            return None not in (own.get(name), before.get(name)) and own[name] != before[name]
 
-        problems = f" ({str(mine['fingerprint'])[:6]})" if differs("fingerprint") else ""
+        problems = f" ({str(own['fingerprint'])[:6]})" if differs("fingerprint") else ""
         words = [f"other {name}{problems}" for name in _WORDING if differs(name)]
         if problems and not words:
             words.append(f"other problems{problems}")
-        sampling, before = _mapping(self.shared.get("sampling")), _mapping(first.shared.get("sampling"))
+        first_sampling = _mapping(first.shared.get("sampling"))
         words += [
             f"{name.replace('_', '-')} {value}"
-            for name, value in sampling.items()
-            if name in before and value != before[name]
+            for name, value in _mapping(self.shared.get("sampling")).items()
+            if name in first_sampling and value != first_sampling[name]
         ]
         if self._differs("thinking", first):
             words.append("with thinking" if self.shared["thinking"] else "without thinking")
         if self._differs("template_options", first):
             words.append("other template options")
         if counts and differs("samples"):
-            words.append(f"{mine['samples']} samples a problem")
+            words.append(f"{own['samples']} samples a problem")
         budget = self.budgets.get(benchmark)
         if counts and budget is not None and budget != first.budgets.get(benchmark, budget):
             words.append(f"up to {budget:,} tokens")

@@ -99,7 +99,7 @@ def _columns(by_problem: ByProblem) -> dict[str, list[float]]:
 
 def _measures(by_problem: ByProblem, columns: Columns) -> dict[str, Any]:
     """Return what a result says of one trial; `columns` are those of `by_problem`."""
-    means = {name: found._asdict() for name, found in zip(columns, estimates(list(columns.values())), strict=True)}
+    means = {name: mean._asdict() for name, mean in zip(columns, estimates(list(columns.values())), strict=True)}
     every = list(chain.from_iterable(by_problem.values()))
     counts = Counter(sample.verdict for sample in every)
     samples = len(every) // len(by_problem)

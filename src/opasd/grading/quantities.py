@@ -64,7 +64,7 @@ class Unit(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether the table has every part of it."""
+        """Whether the table of units has all its parts."""
         return "'" not in self.dimension
 
 
