@@ -4,6 +4,8 @@ Each also inherits the standard type that a library caller would catch. A messag
 got and what to do.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 
@@ -46,3 +48,12 @@ class EngineError(OpasdError, RuntimeError):
 
 class NonFiniteError(OpasdError, FloatingPointError):
     """NaN or infinity in a model's output; the message names the rollout."""
+
+
+@contextmanager
+def error_prefix(where: str) -> Iterator[None]:
+    """Put a name, such as a file's, before the message of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None

@@ -1,6 +1,7 @@
 """Round decimals as people do, half away from zero, so that a number reads the same in every table."""
 
 import math
+from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 
 MINUS = "−"
@@ -24,3 +25,9 @@ def fixed(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
     text = f"{abs(rounded):,f}"
     minus = MINUS if rounded < 0 else "+" if sign and rounded > 0 else ""
     return minus + text
+
+
+def with_interval(values: Iterable[float], digits: int = 1, *, sign: bool = False) -> str:
+    """Return a mean and the bounds of its interval as `mean [low, high]`."""
+    mean, low, high = (fixed(value, digits, sign=sign) for value in values)
+    return f"{mean} [{low}, {high}]"

@@ -12,7 +12,7 @@ import pytest
 
 import opasd.cli as cli
 from opasd.run.records import Records
-from opasd.sweep.commands import _quoted
+from opasd.sweep.commands import quoted
 from tests.cli.conftest import CommandLine
 from tests.cli.test_commands import HEAVY, LIGHT
 from tests.commands import opasd
@@ -70,7 +70,7 @@ def test_a_run_that_fails_stops_no_other_and_a_mistake_is_not_made_again(three: 
     code, _, errors = three(*TRAIN)
     assert code == 2
     assert f"{NAMES[0]}: failed before and is not tried again without --retry: no such column" in errors
-    assert f"{NAMES[1]}: going on with training" in errors
+    assert f"{NAMES[1]}: resuming training" in errors
     assert f"{NAMES[2]}: done before" in errors
     code, text, _ = three(*TRAIN, "--dry-run")
     assert "failed before: no such column" in text
@@ -147,7 +147,7 @@ def test_planning_imports_nothing_heavy(three: CommandLine) -> None:
         (["sweep", "three.yaml", "--slurm", "--only", "x"], "the runs are attention_weight-0.25, "),
         (["sweep", "three.yaml", "--gpus-per-run", "8"], "--gpus-per-run 8, but there are"),
         (["sweep", "three.yaml", "--data.source", "absent.jsonl"], "attention_weight-0.25 cannot run:"),
-        (["sweep", "three.yaml", "--jobs", "0"], "expected a number above 0"),
+        (["sweep", "three.yaml", "--jobs", "0"], "expected a whole number of at least 1"),
         (["sweep", "three.yaml", "--gpus-per-run", "-1"], "expected a number from 0 to 1024, got '-1'"),
         (["sweep", "three.yaml", "--slurm", "--time", "abc"], "expected a time such as 12:00:00"),
         (["sweep", "three.yaml", "--evaluate.benchmarks", "amie24"], 'evaluate.benchmarks: no benchmark "amie24"; did'),
@@ -187,7 +187,7 @@ def test_a_command_is_one_line_whatever_is_in_it() -> None:
         "é\n",
         "",
     ]
-    line = " ".join(map(_quoted, words))
+    line = " ".join(map(quoted, words))
     assert len(line.splitlines()) == 1
     printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
     assert printed.decode().split("\0")[:-1] == words
@@ -251,7 +251,7 @@ def test_killed_in_the_middle_and_continued_it_ends_in_a_table_and_a_report(
     assert before < 6
     done = opasd(tmp_path, *words, env=environment())
     assert done.returncode == 0, done.stderr
-    assert "opasd: going on with training" in done.stderr
+    assert "opasd: resuming training" in done.stderr
     assert [row["step"] for row in Records(metrics)] == list(range(1, 7))
     rows = [line.split()[0] for line in done.stdout.splitlines()[2:4]]
     assert rows == ["run", "opasd"]

@@ -217,7 +217,7 @@ def test_a_sweep_that_is_stopped_leaves_it_to_be_done(tmp_path: Path) -> None:
     assert some.state("a") == {}
     code, _, errors = some.sweep({}, *TRAIN, "--jobs", "2")
     assert code == 0, errors
-    assert errors.count("going on with training") == 2
+    assert errors.count("resuming training") == 2
 
 
 def test_only_runs_on_the_same_gpu_are_beside_one_another(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opasd.sweep.logs import beside_strangers, last_words
+from opasd.sweep.logs import last_words, names_other_processes
 from tests.models import CUDNN
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.00 GiB."
@@ -103,4 +103,7 @@ def test_any_bytes_have_last_words(tmp_path_factory: pytest.TempPathFactory, noi
     ],
 )
 def test_other_processes_count_where_they_hold_much(others: str, told: bool) -> None:
-    assert beside_strangers(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {others}") is told
+    assert (
+        names_other_processes(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {others}")
+        is told
+    )

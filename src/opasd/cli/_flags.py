@@ -7,19 +7,17 @@ A list is given as `--budgets A,B`; its flag may be repeated.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
 from opasd.config import Section
 from opasd.errors import ConfigError
-from opasd.recipes.checking import explain
+from opasd.recipes.checking import AnySection, explain
 
 _METAVARS = {int: "N", float: "X"}
-
-AnySection = TypeVar("AnySection", bound=Section)
 
 
 def add_flags(parser: Any, section: type[Section], names: Iterable[str]) -> None:
@@ -50,6 +48,18 @@ def read_flags(options: argparse.Namespace, section: type[AnySection]) -> AnySec
     except ValidationError as error:
         lines = (line.partition(":") for line in explain(error, section))
         raise ConfigError("; ".join(f"{_flag(name)}:{text}" for name, _, text in lines)) from None
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number within bounds."""
+    wanted = f"a number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= (high or 10**18)):
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r:.40}")
+        return int(text)
+
+    return parse
 
 
 def _flag(name: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opasd.cli._flags import whole_number
 from opasd.errors import ConfigError
 from opasd.progress import say
 
@@ -35,9 +36,13 @@ def run(args: list[str]) -> int:
         prog="opasd demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a first look: --steps 6 --problems 300")
-    parser.add_argument("--steps", type=_count, help="optimizer steps of each training (default: the recipe's)")
-    parser.add_argument("--problems", type=_count, help="held-out problems answered (default: 1200)")
-    parser.add_argument("--seed", type=_seed, default=42, help="seed of both trainings (default: 42)")
+    parser.add_argument(
+        "--steps", type=whole_number(1), help="optimizer steps of each training (default: the recipe's)"
+    )
+    parser.add_argument("--problems", type=whole_number(1), help="held-out problems answered (default: 1200)")
+    parser.add_argument(
+        "--seed", type=whole_number(0, 2**32 - 1), default=42, help="seed of both trainings (default: 42)"
+    )
     parser.add_argument("--output", type=Path, help="folder to write; must be new (default: runs/demo-SEED or -quick)")
     options = parser.parse_args(args)
     folder = options.output or _new_name(Path("runs") / ("demo-quick" if options.quick else f"demo-{options.seed}"))
@@ -206,22 +211,9 @@ def _report_runs(folder: Path, models: list[Graded], held_out: "Sequence[Problem
 
 def _points(value: "Estimate", *, sign: bool = False) -> str:
     """Return percentage points as `mean [low, high]`."""
-    from opasd.rounding import fixed, per_cent
+    from opasd.rounding import per_cent, with_interval
 
-    mean, low, high = (fixed(per_cent(part), 1, sign=sign) for part in value)
-    return f"{mean} [{low}, {high}]"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 4294967295, got {text!r}")
-    return int(text)
+    return with_interval(map(per_cent, value), sign=sign)
 
 
 def _new_name(folder: Path) -> Path:

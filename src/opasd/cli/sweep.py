@@ -1,8 +1,8 @@
 """Run a grid or a list of recipes, evaluate the results, and end in a table.
 
 WHAT is a sweep that comes with the package (--list), a sweep's file, or recipes by name. Runs are made in
-sweeps/NAME, each in a folder named by what differs. The same command again goes on: what is done is skipped, what was
-cut short is resumed, what failed by a mistake is told and not tried again (--retry does). A run that fails does not
+sweeps/NAME, each in a folder named by what differs. The same command resumes: what is done is skipped, what was cut
+short continues, and what failed by a mistake is reported and not tried again (--retry does). A run that fails does not
 stop the others; one that is out of GPU memory beside others is tried once more, alone, when they are done. Ctrl-C and
 SIGTERM let every run save and end; a second Ctrl-C kills.
 
@@ -15,17 +15,19 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opasd.cli import STOPPED, USER_MISTAKE
-from opasd.errors import ConfigError
+from opasd.cli._flags import whole_number
+from opasd.errors import ConfigError, error_prefix
+from opasd.progress import say
 
 if TYPE_CHECKING:
-    from opasd.sweep.running import Place
+    from opasd.recipes.fields import Settings
+    from opasd.sweep.job import Job
     from opasd.sweep.spec import Sweep
 
 EPILOG = """examples:
@@ -39,7 +41,7 @@ EPILOG = """examples:
   opasd report sweeps/lab-lambda                     the page with every figure
 
 Exit codes: 0 everything is done; 2 a mistake in what was given, or nothing but mistakes among the runs that failed;
-1 a run failed otherwise; 75 stopped by a signal (the same command goes on)."""
+1 a run failed otherwise; 75 stopped by a signal (the same command resumes)."""
 
 
 def run(args: list[str]) -> int:
@@ -48,19 +50,20 @@ def run(args: list[str]) -> int:
     from opasd.recipes.evaluate import EvaluateConfig
     from opasd.recipes.fields import take_flags
 
-    rest, fields = take_flags(args, {"": RunConfig, "evaluate.": EvaluateConfig})
+    rest, settings = take_flags(args, {"": RunConfig, "evaluate.": EvaluateConfig})
     options = _parser().parse_args(rest)
     if options.list:
         return _list(as_json=options.json)
     if not options.what:
         raise ConfigError("nothing to sweep; give a sweep's name (--list), a sweep's file, or recipes")
-    from opasd.sweep.commands import Slurm, as_shell, as_slurm, divided
+    from opasd.sweep.commands import as_shell, as_slurm, divided
     from opasd.sweep.machine import visible_gpus
     from opasd.sweep.spec import Changes, load_sweep
 
-    seeds = _numbers(options.seeds)
-    changes = Changes(fields[""], fields["evaluate."], seeds, evaluated=not options.no_evaluation)
-    sweep = load_sweep(options.what, changes)
+    evaluated = not options.no_evaluation
+    sweep = load_sweep(
+        options.what, Changes(settings[""], settings["evaluate."], _seeds(options.seeds), evaluated=evaluated)
+    )
     folder = options.output or Path("sweeps") / sweep.name
     processes = max(1, options.gpus_per_run)
     sweep = replace(sweep, runs=tuple(divided(run, processes) for run in sweep.runs))
@@ -70,160 +73,163 @@ def run(args: list[str]) -> int:
         sys.stdout.write(as_shell(chosen, folder, processes))
         return 0
     if options.slurm:
-        asked = Slurm(options.jobs, options.gpus_per_run, options.time, tuple(options.slurm_option))
-        sys.stdout.write(as_slurm(chosen, folder, _again(args), asked))
+        limits = {"jobs": options.jobs, "gpus": options.gpus_per_run, "time": options.time}
+        sys.stdout.write(as_slurm(chosen, folder, _repeated(args), **limits, options=options.slurm_option))
         return 0
     gpus = visible_gpus()
     if processes > max(1, len(gpus)):
         raise ConfigError(f"--gpus-per-run {processes}, but there are {len(gpus)} GPUs here; give at most that many")
-    return _sweep(sweep, folder, options, gpus, shlex.join(args))
+    return _sweep(sweep, chosen, folder, options, gpus, shlex.join(args))
 
 
 def _check_evaluations(sweep: "Sweep") -> None:
-    """Tell what is wrong with how results are to be asked for before anything is trained."""
+    """Refuse evaluations that cannot be made before anything is trained."""
     from opasd.evaluation.benchmarks import find_benchmarks
 
-    for names in dict.fromkeys(run.evaluate.benchmarks for run in sweep.runs if run.evaluate):
-        try:
+    with error_prefix("evaluate.benchmarks"):
+        for names in dict.fromkeys(run.evaluate.benchmarks for run in sweep.runs if run.evaluate):
             find_benchmarks(list(names))
-        except ConfigError as error:
-            raise ConfigError(f"evaluate.benchmarks: {error}") from error
     for run in sweep.runs:
-        run.asked()
+        run.profile()
 
 
-def _sweep(sweep: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str) -> int:
-    from opasd.cli._preview import preview
+def _sweep(
+    sweep: "Sweep", chosen: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str
+) -> int:
     from opasd.run.locks import hold
+    from opasd.sweep.job import Job
     from opasd.sweep.machine import Machine
-    from opasd.sweep.running import Place, Sweeping
+    from opasd.sweep.scheduler import Scheduler
 
     processes = max(1, options.gpus_per_run)
-    places = [Place(run, folder, processes) for run in sweep.runs]
-    chosen = [Place(run, folder, processes) for run in _chosen(sweep, options.only).runs]
+    every = [Job(run, folder, processes) for run in sweep.runs]
+    jobs = [Job(run, folder, processes) for run in chosen.runs]
     if options.table:
-        return _finish(sweep, places, folder, {}, as_json=options.json)
-    for place in chosen:
-        place.check()
-        errors = [] if place.run.evaluate_only else preview(place.run.config, processes)["errors"]
-        if errors and not place.trained():
-            raise ConfigError(f"{place.run.name} cannot run:\n  " + "\n  ".join(errors))
-    for source in options.reuse:
-        if not source.is_dir():
-            raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
+        return _finish(sweep, every, folder, {}, json_output=options.json)
+    _check_jobs(jobs, options.reuse)
     if options.dry_run:
-        sys.stdout.write(_dry_run(sweep, chosen, folder, options.reuse))
+        sys.stdout.write(_dry_run(sweep, jobs, folder, options.reuse))
         return 0
-    machine = Machine(options.jobs or 1, gpus, options.gpus_per_run)
+    scheduler = Scheduler(jobs, Machine(options.jobs or 1, gpus, options.gpus_per_run))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for place in chosen if options.retry else ():
-            place.forget()
-        for source in options.reuse:
-            for place in chosen:
-                for linked in place.reuse(source):
-                    _say(f"{place.run.name}: from {linked}")
+        for job in jobs:
+            if options.retry:
+                job.forget_failures()
+            for path in (path for source in options.reuse for path in job.reuse(source)):
+                say(f"{job.run.name}: from {path}")
+        # Tasks of a cluster work in one folder, each on its own run.
+        with nullcontext() if options.only else hold(folder, "sweep"):
+            scheduler.run()
     except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be written ({error.strerror}); give other folders") from error
-    # Tasks of a cluster work in one folder, each on its own run.
-    with nullcontext() if options.only else hold(folder, "sweep"):
-        sweeping = Sweeping(chosen, machine, _say)
-        try:
-            sweeping.run()
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename or folder} cannot be written ({error.strerror}); free space or rights, and give the "
-                "same command again"
-            ) from error
-    if sweeping.stopping:
-        _say(f"stopped; continue with: opasd sweep {given}")
+        raise ConfigError(
+            f"{error.filename or folder} cannot be written ({error.strerror}); free space or rights, and give the "
+            "same command again"
+        ) from error
+    if scheduler.stopping:
+        say(f"stopped; continue with: opasd sweep {given}")
         return STOPPED
-    failed = {name: message for name, (_, message) in sweeping.failed.items()}
     if not options.only:
-        _finish(sweep, places, folder, failed, as_json=options.json)
-    for name, (code, message) in sweeping.failed.items():
-        _say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message[:200]}")
-    codes = {code for code, _ in sweeping.failed.values()}
+        messages = {name: message for name, (_, message) in scheduler.failed.items()}
+        _finish(sweep, every, folder, messages, json_output=options.json)
+    for name, (code, message) in scheduler.failed.items():
+        say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message[:200]}")
+    codes = {code for code, _ in scheduler.failed.values()}
     return 0 if not codes else USER_MISTAKE if codes == {USER_MISTAKE} else 1
 
 
-def _finish(sweep: "Sweep", places: "list[Place]", folder: Path, failed: dict[str, str], *, as_json: bool) -> int:
-    """Write and print the table."""
-    from opasd.sweep import results
+def _check_jobs(jobs: "list[Job]", sources: list[Path]) -> None:
+    """Refuse folders made with other settings, and runs that cannot start."""
+    from opasd.cli._preview import preview
 
-    outcomes = []
-    for place in places:
+    for job in jobs:
+        job.check()
+        errors = [] if job.trained() else preview(job.run.config, job.processes)["errors"]
+        if errors:
+            raise ConfigError(f"{job.run.name} cannot run:\n  " + "\n  ".join(errors))
+    for source in sources:
+        if not source.is_dir():
+            raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
+
+
+def _finish(sweep: "Sweep", jobs: "list[Job]", folder: Path, failed: dict[str, str], *, json_output: bool) -> int:
+    """Write and print the table."""
+    from opasd.sweep.results import RunResult, as_json, read_run_result
+    from opasd.sweep.tables import as_text, make_table, seed_tables, write
+
+    results = []
+    for job in jobs:
         try:
-            place.check()
+            job.check()
         except ConfigError as error:
-            _say(f"{place.run.name} is left out: {error}")
-            outcomes.append(results.Outcome(place.run, done=False, failed=str(error)))
+            say(f"{job.run.name} is left out: {error}")
+            results.append(RunResult(job.run, done=False, failed=str(error)))
             continue
-        told = failed.get(place.run.name) or place.mistake() or ""
-        outcomes.append(results.read_outcome(place, sweep.table.metrics, told))
-    table, whole = results.make_table(sweep, outcomes), results.as_json(sweep, outcomes)
+        message = failed.get(job.run.name) or job.mistake() or ""
+        results.append(read_run_result(job, sweep.table.metrics, message))
+    table, record = make_table(sweep, results), as_json(sweep, results)
     try:
-        results.write(folder / "tables", [table, *results.seed_tables(outcomes)], whole)
+        write(folder / "tables", [table, *seed_tables(results)], record)
     except OSError as error:
         raise ConfigError(f"{folder / 'tables'} cannot be written ({error.strerror}); free space or rights") from error
-    sys.stdout.write(json.dumps(whole, ensure_ascii=False) + "\n" if as_json else results.as_text(table))
+    sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n" if json_output else as_text(table))
     sys.stdout.flush()
-    _say(f"{folder / 'tables'}; the page with every figure: opasd report {shlex.quote(str(folder))}")
+    say(f"{folder / 'tables'}; the page with every figure: opasd report {shlex.quote(str(folder))}")
     return 0
 
 
-def _dry_run(sweep: "Sweep", places: "list[Place]", folder: Path, sources: list[Path]) -> str:
-    settings = [place.run.settings for place in places if not place.run.evaluate_only] or [{}]
+def _dry_run(sweep: "Sweep", jobs: "list[Job]", folder: Path, sources: list[Path]) -> str:
+    """Return a line for each run: what is left to do, and its settings."""
+    settings = [job.run.settings for job in jobs if not job.run.evaluate_only] or [{}]
     common = {field: value for field, value in settings[0].items() if all(s.get(field) == value for s in settings)}
-    width = max(len(place.run.name) for place in places)
-    lines = [f"{sweep.name}: {len(places)} runs in {folder}", *([f"  all: {_settings(common)}"] if common else [])]
-    for place in places:
-        run, todo = place.run, []
-        found = [place.found_in(source) for source in sources]
-        trained = next((path for path, _ in found if path), None)
-        evaluated = next((other.evaluation for _, other in found if other), None)
+    width = max(len(job.run.name) for job in jobs)
+    lines = [f"{sweep.name}: {len(jobs)} runs in {folder}", *([f"  all: {_texts(common)}"] if common else [])]
+    for job in jobs:
+        run, todo = job.run, []
+        matches = [job.find_in(source) for source in sources]
+        trained = next((path for path, _ in matches if path), None)
+        evaluated = next((other.evaluation for _, other in matches if other), None)
         if trained:
             todo.append(f"trained: {trained}")
-        elif not place.trained():
-            todo.append("go on with training" if place.begun() else f"train {run.config.train.max_steps} steps")
+        elif not job.trained():
+            todo.append("resume training" if job.begun() else f"train {run.config.train.max_steps} steps")
         if evaluated:
             todo.append(f"evaluated: {evaluated}")
-        elif run.evaluate is not None and not place.evaluated():
+        elif run.evaluate is not None and not job.evaluated():
             todo.append(f"evaluate {', '.join(run.evaluate.benchmarks)}".strip())
-        if (message := place.mistake()) is not None:
+        if (message := job.mistake()) is not None:
             todo = [f"failed before: {message}"]
         own = {} if run.evaluate_only else {k: v for k, v in run.settings.items() if k not in common}
-        what = f"{run.recipe}{': ' if own else ''}{_settings(own)}"
+        what = f"{run.recipe}{': ' if own else ''}{_texts(own)}"
         lines.append(f"  {run.name:<{width}}  {'; '.join(todo) or 'done'}  ({what})")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    from opasd.sweep.spec import shown
+def _texts(settings: "Settings") -> str:
+    from opasd.sweep.names import value_text
 
-    texts = {field: value if isinstance(value, str) else shown(value) for field, value in settings.items()}
+    texts = {field: value if isinstance(value, str) else value_text(value) for field, value in settings.items()}
     return ", ".join(f"{field} {text if text.isprintable() else repr(text)}" for field, text in texts.items())
 
 
 def _chosen(sweep: "Sweep", only: list[str]) -> "Sweep":
-    names = [name for given in only for name in given.split(",") if name]
+    names = [name for text in only for name in text.split(",") if name]
     known = {run.name: run for run in sweep.runs}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"--only: no run {', '.join(unknown)}; the runs are {', '.join(known)}")
     return replace(sweep, runs=tuple(known[name] for name in dict.fromkeys(names))) if names else sweep
 
 
-def _again(args: list[str]) -> list[str]:
-    """The arguments that a task of a cluster repeats: all but how the script is made, where runs lie and which."""
-    rest, waiting = [], list(args)
-    while waiting:
-        word = waiting.pop(0)
+def _repeated(args: list[str]) -> list[str]:
+    """Return the arguments that a task of a cluster repeats: all but those about the script, the folder and the run."""
+    repeated, words = [], iter(args)
+    for word in words:
         flag, equals, _ = word.partition("=")
         if flag in ("--jobs", "--time", "--slurm-option", "--output", "--only"):
-            del waiting[: 0 if equals else 1]
+            _ = equals or next(words, None)
         elif word != "--slurm":
-            rest.append(word)
-    return rest
+            repeated.append(word)
+    return repeated
 
 
 def _list(*, as_json: bool) -> int:
@@ -231,14 +237,12 @@ def _list(*, as_json: bool) -> int:
 
     sweeps = [load_sweep([name]) for name in sweep_names()]
     if as_json:
-        rows = [
-            {"name": one.name, "description": one.description, "runs": [run.name for run in one.runs]} for one in sweeps
-        ]
+        rows = [{"name": s.name, "description": s.description, "runs": [run.name for run in s.runs]} for s in sweeps]
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         return 0
-    width = max(len(one.name) for one in sweeps)
-    for one in sorted(sweeps, key=lambda one: (one.name.startswith("lab"), one.name)):
-        sys.stdout.write(f"{one.name:<{width}}  {len(one.runs):>2} runs  {one.description}\n")
+    width = max(len(sweep.name) for sweep in sweeps)
+    for sweep in sorted(sweeps, key=lambda sweep: (sweep.name.startswith("lab"), sweep.name)):
+        sys.stdout.write(f"{sweep.name:<{width}}  {len(sweep.runs):>2} runs  {sweep.description}\n")
     return 0
 
 
@@ -261,15 +265,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--retry", action="store_true", help="try again what failed by a mistake")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     machine = parser.add_argument_group("this machine")
-    machine.add_argument("--jobs", metavar="N", type=_count, help="runs at a time (default: 1)")
+    machine.add_argument("--jobs", metavar="N", type=whole_number(1), help="runs at a time (default: 1)")
     machine.add_argument(
-        "--gpus-per-run", metavar="N", type=_gpus, default=1,
+        "--gpus-per-run", metavar="N", type=whole_number(0, 1024), default=1,
         help="GPUs, and processes, of each run (default: 1; 0 hides them); runs take turns on the GPUs, and a step "
         "has as many problems as on one",
     )  # fmt: skip
     instead = parser.add_argument_group("instead of running").add_mutually_exclusive_group()
-    instead.add_argument("--dry-run", action="store_true", help="tell what there is to do")
-    instead.add_argument("--table", action="store_true", help="make the table of what there is")
+    instead.add_argument("--dry-run", action="store_true", help="say what there is to do")
+    instead.add_argument("--table", action="store_true", help="make the table of the results so far")
     instead.add_argument("--print-commands", action="store_true", help="print the commands, one line for each run")
     instead.add_argument("--slurm", action="store_true", help="print a Slurm array script; --jobs limits it")
     cluster = parser.add_argument_group("Slurm")
@@ -281,31 +285,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
+def _seeds(text: str | None) -> tuple[int, ...]:
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     if text is not None and (not parts or not all(re.fullmatch(r"-?[0-9]{1,20}", part) for part in parts)):
         raise ConfigError(f"--seeds: got {text!r:.60}; give whole numbers such as 1,42,123")
     return tuple(map(int, parts))
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
-
-
-def _gpus(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 1024:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1024, got {text!r:.40}")
-    return int(text)
-
-
 def _time(text: str) -> str:
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"expected a time such as 12:00:00 or 2-00:00:00, got {text!r:.40}")
     return text
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.config import RunConfig
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, error_prefix
 from opasd.recipes.checking import to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
 from opasd.recipes.reading import parse_yaml, read_text
@@ -109,11 +109,9 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
         raise ConfigError(f"{path}: evaluate_only: got {only!r:.60}; give true or false")
     parents: tuple[str, ...] = ()
     if extends:
-        try:
-            found = _find(extends, path.parent)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: extends: {error}") from None
-        parent = _load(found, (*children, path.resolve()))
+        with error_prefix(f"{path}: extends"):
+            parent_path = _find(extends, path.parent)
+        parent = _load(parent_path, (*children, path.resolve()))
         values = laid_over(parent.values, values)
         parents = (parent.name, *parent.parents)
         only = parent.evaluate_only if only is None else only

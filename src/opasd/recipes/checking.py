@@ -1,39 +1,46 @@
-"""Mapping ─► RunConfig: pydantic's findings as lines that name the key, what was given and what to do."""
+"""Mapping ─► RunConfig: pydantic's errors as lines that name the key, the value and what to do."""
 
 import difflib
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
 from opasd.config import RunConfig, Section
 from opasd.errors import ConfigError
 
+AnySection = TypeVar("AnySection", bound=Section)
+
 
 def to_config(values: Mapping[str, Any], where: str) -> RunConfig:
-    """The checked configuration; `where` names its origin in the message."""
+    """Return the checked configuration; `where` names its origin in the message."""
+    return checked(RunConfig, values, where)
+
+
+def checked(section: type[AnySection], values: Mapping[str, Any], where: str, prefix: str = "") -> AnySection:
+    """Return the section with these values; the message for wrong ones has `prefix` before each key."""
     try:
-        return RunConfig.model_validate(dict(values))
+        return section.model_validate(dict(values))
     except ValidationError as error:
-        lines = explain(error)
-        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+        lines = explain(error, section)
+        raise ConfigError(f"{where}:\n" + "\n".join(f"  {prefix}{line}" for line in lines)) from None
 
 
 def explain(error: ValidationError, root: type[Section] = RunConfig) -> list[str]:
-    """One line for each key that is wrong."""
-    found: dict[str, list[str]] = {}
+    """Return one line for each wrong key."""
+    by_key: dict[str, list[str]] = {}
     for fault in error.errors(include_url=False):
         keys, section, annotation = _locate(fault["loc"], root)
         line = _describe(fault, keys, section, annotation)
-        lines = found.setdefault(".".join(keys) or "the configuration", [])
+        lines = by_key.setdefault(".".join(keys) or "the configuration", [])
         if line not in lines:
             lines.append(line)
-    return [f"{path}: {', or '.join(lines)}" for path, lines in found.items()]
+    return [f"{path}: {', or '.join(lines)}" for path, lines in by_key.items()]
 
 
 def leaves(root: type[Section] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every key path with its type, sections walked through."""
+    """Yield every key path with its type, inside sections too."""
     for name, field in root.model_fields.items():
         if section := as_section(field.annotation):
             yield from leaves(section, (*prefix, name))
@@ -42,7 +49,7 @@ def leaves(root: type[Section] = RunConfig, prefix: tuple[str, ...] = ()) -> Ite
 
 
 def as_section(annotation: Any) -> type[Section] | None:
-    """The type itself if it is a section of the configuration."""
+    """Return the type if it is a section of a configuration, else None."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
@@ -60,7 +67,7 @@ def types_along(parts: Sequence[str], root: type[Section] = RunConfig) -> list[A
 
 
 def suggestion(key: str, section: type[Section], prefix: tuple[str, ...] = (), root: type[Section] = RunConfig) -> str:
-    """`did you mean …?` with a key of the same section or the same key of another, else the section's keys."""
+    """Return `did you mean …?` with a key of this section or of another one, or else the keys of this section."""
     if near := difflib.get_close_matches(key, section.model_fields, 1, 0.6):
         return f"did you mean {'.'.join((*prefix, near[0]))}?"
     by_name: dict[str, list[str]] = {}

@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from opasd.choices import Engine
 from opasd.config import Section
 from opasd.errors import ConfigError
-from opasd.recipes.checking import explain
+from opasd.recipes.checking import checked
 
 
 class EvaluateConfig(Section):
@@ -71,11 +71,7 @@ class EvaluateConfig(Section):
 
 def to_evaluate(values: Mapping[str, Any], where: str) -> EvaluateConfig:
     """Return the checked options; `where` names the origin in the message."""
-    try:
-        return EvaluateConfig.model_validate(dict(values))
-    except ValidationError as error:
-        lines = explain(error, EvaluateConfig)
-        raise ConfigError(f"{where}:\n" + "\n".join(f"  evaluate.{line}" for line in lines)) from None
+    return checked(EvaluateConfig, values, where, "evaluate.")
 
 
 TemplateValue = str | int | bool

@@ -180,7 +180,7 @@ def _results(evaluation: dict[str, Any], target: str, notes: list[str], file: st
     for row in rows if isinstance(rows, list) else ():
         try:
             if row["target"] == target:
-                results.append(_result(row))
+                results.append(read_result(row))
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
             damaged += 1
     if damaged:
@@ -188,7 +188,8 @@ def _results(evaluation: dict[str, Any], target: str, notes: list[str], file: st
     return results
 
 
-def _result(row: dict[str, Any]) -> BenchmarkResult:
+def read_result(row: dict[str, Any]) -> BenchmarkResult:
+    """Return one result of an evaluation.json; a damaged one is a KeyError, TypeError, ValueError or the like."""
     samples = int(row["samples"])
     return BenchmarkResult(
         benchmark=str(row["benchmark"]),

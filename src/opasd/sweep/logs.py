@@ -1,10 +1,10 @@
-"""What a run's process said last, and whether it was short of the device's memory."""
+"""The last message of a run's process, and whether the device was out of memory."""
 
 import os
 import re
 from pathlib import Path
 
-_SHORT_OF_MEMORY = re.compile(
+_OUT_OF_MEMORY = re.compile(
     r"(?:\[rank\d+\]: *)?"  # PyTorch's, where there are several processes
     r"(?:torch\.(?:cuda\.)?OutOfMemoryError: "
     r"|(?: *what\(\)|error|[\w.]+(?:Error|Exception)): .*"  # what a log only mentions does not count
@@ -15,15 +15,13 @@ _SHORT_OF_MEMORY = re.compile(
     r"|\bmha_graph\.execute\("  # cuDNN's attention
     r"|\bFree memory on device .* is less than desired GPU memory utilization))"  # vLLM's
 )
-"""A line in which an exception says so; CUBLAS_STATUS_EXECUTION_FAILED and the like have other causes too."""
-
-
-_STRANGERS = re.compile(r"\bProcess \d+ has [\d.]+ GiB memory in use\b")
-"""How PyTorch tells of other processes on the device; those that hold little are no reason."""
+"""A line with such an exception; CUBLAS_STATUS_EXECUTION_FAILED and the like have other causes too."""
+_OTHER_PROCESS = re.compile(r"\bProcess \d+ has [\d.]+ GiB memory in use\b")
+"""PyTorch's words for another process on the device that holds much memory."""
 
 
 def tail(path: Path, start: int = 0, size: int = 8192) -> bytes:
-    """The end of a file, but nothing before `start`; nothing where it cannot be read."""
+    """Return the end of a file, but nothing before `start`; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -34,18 +32,18 @@ def tail(path: Path, start: int = 0, size: int = 8192) -> bytes:
 
 
 def last_words(log: Path, start: int) -> tuple[str, bool]:
-    """What a process said went wrong, and whether that is too little memory on the device.
+    """Return the message with which a process failed, and whether the device was out of memory.
 
-    It is the last error message, or exception that tells of memory: other processes and a launcher may speak after it.
-    Without one it is the last line.
+    It begins with the last line that is an error message or an exception about memory, since other processes and a
+    launcher may write after it. Without such a line it is the last one.
     """
     lines = tail(log, start, 32768).decode(errors="replace").replace("\r", "\n").splitlines()
-    short = {place for place, line in enumerate(lines) if _SHORT_OF_MEMORY.match(line)}
-    told = max(short | {place for place, line in enumerate(lines) if line.startswith("error: ")}, default=None)
-    chosen = [line for line in lines if line.strip()][-1:] if told is None else lines[told:]
-    return " ".join(" ".join(chosen).removeprefix("error: ").split())[:500], told in short
+    memory = {number for number, line in enumerate(lines) if _OUT_OF_MEMORY.match(line)}
+    first = max(memory | {number for number, line in enumerate(lines) if line.startswith("error: ")}, default=None)
+    message = [line for line in lines if line.strip()][-1:] if first is None else lines[first:]
+    return " ".join(" ".join(message).removeprefix("error: ").split())[:500], first in memory
 
 
-def beside_strangers(message: str) -> bool:
-    """Whether a message about memory tells of other processes that hold it."""
-    return _STRANGERS.search(message) is not None
+def names_other_processes(message: str) -> bool:
+    """Return whether a message about memory names other processes that hold much of it."""
+    return _OTHER_PROCESS.search(message) is not None

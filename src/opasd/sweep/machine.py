@@ -1,4 +1,4 @@
-"""This machine: how many runs at a time, and on which GPUs."""
+"""This machine's GPUs and cores, and how the runs of a sweep share them."""
 
 import os
 import subprocess
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """How many runs at a time, and what each gets."""
+    """How many runs there are at a time, each in a slot of its own."""
 
     jobs: int = 1
     gpus: tuple[str, ...] = ()
     gpus_per_run: int = 1
 
     def environment(self, slot: int) -> dict[str, str]:
-        """Of the runs that take turns in one slot: its GPUs, or its share of the cores."""
+        """Return the environment of the runs in a slot: its GPUs, or its share of the cores."""
         if self.gpus_per_run == 0:
             return {"CUDA_VISIBLE_DEVICES": ""} | self._threads()
         if self.gpus:
@@ -23,7 +23,7 @@ class Machine:
         return self._threads()
 
     def shared(self, slot: int, other: int) -> bool:
-        """Whether runs of two slots use one GPU; where none is known, all use what there is."""
+        """Return whether runs in two slots use the same GPU; without known GPUs all share the device."""
         first, second = (self.environment(n).get("CUDA_VISIBLE_DEVICES", "") for n in (slot, other))
         return not first or not second or not set(first.split(",")).isdisjoint(second.split(","))
 
@@ -34,7 +34,7 @@ class Machine:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs this process may use, without importing torch."""
+    """Return the GPUs that this process may use, without importing torch."""
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
     try:

@@ -1,0 +1,78 @@
+"""Fields by dotted name: as flags, and back."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opasd.cli._options import parse
+from opasd.cli.train import TrainOptions
+from opasd.config import RunConfig
+from opasd.errors import ConfigError
+from opasd.recipes.evaluate import EvaluateConfig
+from opasd.recipes.fields import nested, take_flags, to_flags
+
+_roots = {"": RunConfig, "evaluate.": EvaluateConfig}
+
+
+def test_flags_set_fields_of_all_runs() -> None:
+    rest, found = take_flags(
+        ["lab", "--train.max-steps", "2", "--jobs", "3", "--model.lora_target_modules", "q_proj", "v_proj",
+         "--layout=padded", "--train.bf16", "--evaluate.budgets", "8,16", "--prompts.system", "12",
+         "--prompts.template_options.a-b", "x",
+         "--data.revision", "null", "--train.report-to", "--evaluate.thinking=false", "--rollout.top-p", "1"],
+        _roots,
+    )  # fmt: skip
+    assert rest == ["lab", "--jobs", "3"]
+    assert found[""] == {
+        "train.max_steps": 2, "model.lora_target_modules": ["q_proj", "v_proj"], "layout": "padded", "train.bf16": True,
+        "prompts.system": "12", "prompts.template_options.a-b": "x", "data.revision": None, "train.report_to": [],
+        "rollout.top_p": 1,
+    }  # fmt: skip
+    assert found["evaluate."] == {"budgets": [8, 16], "thinking": False}
+    for word, message in (
+        ("--train.max-step", r"did you mean train.max_steps\?"),
+        ("--evaluate.bugdets", r"did you mean evaluate.budgets\?"),
+        ("--train.max-steps", "needs a value"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            take_flags([word], _roots)
+
+
+_text = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=20)
+
+
+_fields = {
+    "objective.attention_weight": st.floats(0, 1e6),
+    "train.learning_rate": st.floats(0, 1),
+    "train.bf16": st.booleans(),
+    "train.save_total_limit": st.none() | st.integers(1, 99),
+    "prompts.system": st.none() | _text.filter(lambda text: text.lower() not in ("none", "null", "true", "false")),
+    "prompts.template_options.some_key": _text | st.booleans() | st.integers(),
+    "train.extra.key-2": st.floats(allow_nan=False, allow_infinity=False) | st.booleans(),
+    "validation_data.my-set.sample": st.integers(1, 9),
+    "model.lora_target_modules": st.lists(st.sampled_from(["q_proj", "v_proj"]), unique=True),
+    "validation.thinking": st.none() | st.booleans(),
+    "data.seed": st.integers(-5, 5),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(_fields)), min_size=1, unique=True).flatmap(
+    lambda fields: st.fixed_dictionaries({field: _fields[field] for field in fields})
+))  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_what_is_written_as_flags_is_read_back_by_train_and_by_sweep(values: dict[str, Any]) -> None:
+    words = to_flags(values)
+    expected = RunConfig.model_validate(nested(values))
+    _, _, config = parse(TrainOptions, words, prog="opasd train", about="")
+    assert config == expected
+    _, found = take_flags(words, _roots)
+    assert RunConfig.model_validate(nested(found[""])) == expected
+
+
+def test_null_takes_a_validation_set_away_on_a_command_line_too() -> None:
+    _, _, config = parse(TrainOptions, ["lab", "--validation-data.lab", "null"], prog="opasd train", about="")
+    assert config.validation_data == {}
+    with pytest.raises(ConfigError, match="validation_data.no: got nothing"):
+        parse(TrainOptions, ["lab", "--validation-data.no", "null"], prog="opasd train", about="")
