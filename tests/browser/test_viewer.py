@@ -14,7 +14,7 @@ from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 from opasd.report.attend import load
-from opasd.report.attention import Stage, record
+from opasd.report.attention import Stage, make_record
 from opasd.report.build import build_report, write_report
 from opasd.report.folders import read_runs
 from opasd.report.page import viewer_page
@@ -40,7 +40,7 @@ def found():
         rollout = Rollout(builder.pair(problem), ids, problem.id)
         about = {"title": problem.id, "correct": True, "trajectory": "given"}
         config = AttentionLossConfig(layers=2)
-        records.append(record(rollout, stages, stages[0], subject.tokenizer, config, about=about))
+        records.append(make_record(rollout, stages, stages[0], subject.tokenizer, config, about=about))
         assert align(rollout.pair, len(ids)).num_tokens == len(ids)
     return records
 

@@ -16,7 +16,7 @@ from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 from opasd.report.attend import load
-from opasd.report.attention import Stage, pieces, record, rows_of
+from opasd.report.attention import Stage, layer_rows, make_record, token_texts
 from opasd.report.build import build_report
 from opasd.report.folders import read_run
 from opasd.report.run import Run
@@ -46,7 +46,7 @@ def test_rows_are_those_of_the_loss(subject, rollout, handling, query):
     with torch.no_grad():
         student = scorer([rollout], "student", query=query)[0].layers[-1]
         teacher = scorer([rollout], "teacher", query=query)[0].layers[-1]
-        found = rows_of(student, teacher, alignment, config)
+        found = layer_rows(student, teacher, alignment, config)
         loss = attention_loss(student, teacher, alignment, handling=handling, impl="reference")
     ones = torch.ones(rollout.num_tokens)
     torch.testing.assert_close(found.teacher_TS.sum(-1), ones)
@@ -72,7 +72,7 @@ def test_a_sliding_window_is_kept_to(subject, rollout):
     with torch.no_grad():
         student, teacher = (scorer([small], role)[0].layers[0] for role in ("student", "teacher"))
         assert student.sliding_window
-        found = rows_of(student, teacher, alignment, AttentionLossConfig())
+        found = layer_rows(student, teacher, alignment, AttentionLossConfig())
         loss = attention_loss(student, teacher, alignment, impl="reference")
     again = divergence(found.projected_TJ, found.student_TJ, "jsd", 0.5)
     torch.testing.assert_close(again, loss.divergence_T, atol=1e-6, rtol=1e-3)
@@ -83,7 +83,7 @@ def test_a_sliding_window_is_kept_to(subject, rollout):
 def test_pieces_are_the_text(subject, text):
     """Every token has a text, and together they are what was written, however bytes were split."""
     ids = subject.tokenizer(text, add_special_tokens=False)["input_ids"]
-    found = pieces(subject.tokenizer, ids)
+    found = token_texts(subject.tokenizer, ids)
     assert len(found) == len(ids)
     assert "".join(found) == subject.tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -91,7 +91,7 @@ def test_pieces_are_the_text(subject, text):
 @pytest.fixture(scope="module")
 def found(subject, rollout):
     stages = [Stage("before", Scorer(subject.before, 1)), Stage("after", Scorer(subject.before, 1))]
-    return record(rollout, stages, stages[0], subject.tokenizer, AttentionLossConfig(), about={"title": "t"})
+    return make_record(rollout, stages, stages[0], subject.tokenizer, AttentionLossConfig(), about={"title": "t"})
 
 
 def test_a_record_can_be_unpacked_and_says_what_the_rows_say(subject, rollout, found):

@@ -1,4 +1,4 @@
-"""`opasd attend`: load a run or a model, take a trajectory, write its record and its page."""
+"""`opasd attend`: load a run or a model, take a trajectory, and write its record and its page."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,15 +17,16 @@ from opasd.data.problems import Problem
 from opasd.data.sets import load_set
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import packaged
+from opasd.files import read_object, write_text
 from opasd.grading.verdict import is_correct
 from opasd.lab import LAB
 from opasd.model.checks import context
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.scoring import Scorer
-from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
 from opasd.recipes import load_recipe
-from opasd.report.attention import Stage, record
+from opasd.report.attention import Stage, make_record
 from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
 from opasd.report.viewer import is_record
@@ -35,23 +36,20 @@ from opasd.rollout.transformers.engine import TransformersEngine
 from opasd.run.checkpoints import checkpoints
 from opasd.run.folder import RunFolder
 
-BEFORE, AFTER = "before", "after"
-GIVEN, SAMPLED = "given", "sampled"
-
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: a model before training and, for a run, after."""
+    """The model whose attention is shown: before training and, for a run, after it."""
 
     name: str
     config: RunConfig
     folder: Path | None
-    """The run's, where there is one."""
+    """The run's folder; None for a model."""
     tokenizer: PreTrainedTokenizerBase
     before: PreTrainedModel | PeftModel
     after: PreTrainedModel | PeftModel | None
     without_adapters: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """While entered, `before` is the base."""
+    """While this is entered, `before` is the base model."""
 
 
 def attend(
@@ -66,35 +64,45 @@ def attend(
     max_new_tokens: int | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Write the page, and the records beside it; gives the page's path."""
-    given = _read_completion(completion)
+    """Write the page, and a run's records beside it, and return the page's path."""
+    text = _read_completion(completion)
     subject = load(source)
     target = out or _default_target(subject, numbers)
-    _check_target(target)
-    for number in numbers if subject.folder is not None else ():
-        _check_record(target.parent / f"problem-{number}.json")
-    chosen = _problems(subject, data, numbers)
-    look = subject.config.objective.attention.model_copy(update={"layers": layers} if layers else {})
-    stages = _stages(subject, look.layers)
+    _check_page(target)
+    record_files = [target.parent / f"problem-{number}.json" for number in numbers] if subject.folder else []
+    for file in record_files:
+        _check_record(file)
+    problems = _problems(subject, data, numbers)
+    config = subject.config.objective.attention.model_copy(update={"layers": layers} if layers else {})
+    stages = _stages(subject, config.layers)
+    teacher = stages[-1] if subject.config.teacher.update == "live" else stages[0]
+    sampled = "sampled" if subject.after is None else f"sampled {sampler} training"
     records = []
-    for number, problem in zip(numbers, chosen, strict=True):
-        rollout, origin = _trajectory(subject, problem, given, sampler, seed, max_new_tokens)
-        text = str(subject.tokenizer.decode(list(rollout.completion_ids), skip_special_tokens=True))
+    for number, problem in zip(numbers, problems, strict=True):
+        rollout = _trajectory(subject, problem, text, sampler, seed, max_new_tokens)
+        answer = str(subject.tokenizer.decode(list(rollout.completion_ids), skip_special_tokens=True))
         about = {
             "title": f"{subject.name}, problem {number}",
             "model": subject.config.model.name_or_path,
-            "trajectory": f"sampled {sampler} training" if origin == SAMPLED and subject.after else origin,
-            "correct": None if problem.answer is None else is_correct(text, problem.answer),
+            "trajectory": sampled if text is None else "given",
+            "correct": None if problem.answer is None else is_correct(answer, problem.answer),
             "teacher_note": _teacher_note(subject),
         }
-        teacher = _teacher(subject, stages)
-        records.append(record(rollout, stages, teacher, subject.tokenizer, look, about=about))
-    _write(target, subject, numbers, records)
+        records.append(make_record(rollout, stages, teacher, subject.tokenizer, config, about=about))
+    about = f"{subject.config.model.name_or_path} · the last layers' attention, averaged over heads"
+    page = viewer_page(f"Where {subject.name} looks", about, records)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, page.html(), errors="replace")
+        for file, record in zip(record_files, records, strict=False):
+            write_text(file, json.dumps(record))
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; give another --output") from error
     return target
 
 
 def _default_target(subject: Subject, numbers: Sequence[int]) -> Path:
-    """A page among a run's records; a model's in the current folder."""
+    """Return the page's path: among a run's records, or in the current folder for a model."""
     name = "-".join(map(str, numbers[:6]))
     if subject.folder is not None:
         return subject.folder / "attention" / f"problem-{name}.html"
@@ -102,56 +110,46 @@ def _default_target(subject: Subject, numbers: Sequence[int]) -> Path:
 
 
 def load(source: str) -> Subject:
-    """A run by its folder; else a model by its name."""
+    """Load a run by its folder or a model by its folder or name."""
     path = Path(source).expanduser()
     if (path / "config.yaml").is_file():
         return _load_run(RunFolder.open(path))
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"{source} is neither a run (no config.yaml) nor a model (no config.json); give one of them")
     config = load_recipe(LAB).config() if source == LAB else RunConfig(model=ModelConfig(name_or_path=source))
-    return Subject(
-        source if source == LAB else path.name,
-        config,
-        None,
-        load_tokenizer(config.model),
-        _ready(load_model(config.model)),
-        None,
-    )
+    model = _ready(load_model(config.model))
+    return Subject(source if source == LAB else path.name, config, None, load_tokenizer(config.model), model, None)
 
 
 def _load_run(run: RunFolder) -> Subject:
     trained = next((path for path in (run.path / "final", *reversed(checkpoints(run.path))) if path.is_dir()), None)
     if trained is None:
         raise ConfigError(f"{run.path} has neither a final model nor a checkpoint yet; wait for its first checkpoint")
-    config, tokenizer = run.config, load_tokenizer(run.config.model)
+    config, tokenizer, name = run.config, load_tokenizer(run.config.model), run.path.resolve().name
     base = load_model(config.model)
     if not (trained / "adapter_config.json").is_file():
         after = _ready(load_model(config.model.model_copy(update={"name_or_path": str(trained)})))
-        return Subject(run.path.resolve().name, config, run.path, tokenizer, _ready(base), after)
+        return Subject(name, config, run.path, tokenizer, _ready(base), after)
     try:
         adapted = _ready(PeftModel.from_pretrained(base, str(trained)))
     except SafetensorError as error:
         raise ConfigError(f"the adapter in {trained} is damaged ({error}); give a whole one") from error
     assert isinstance(adapted, PeftModel)
-    return Subject(run.path.resolve().name, config, run.path, tokenizer, adapted, adapted, adapted.disable_adapter)
+    return Subject(name, config, run.path, tokenizer, adapted, adapted, adapted.disable_adapter)
 
 
 def _ready(model: Any) -> Any:
-    if getattr(model, "is_quantized", False):  # it is where it is
+    if getattr(model, "is_quantized", False):  # its device is decided when it is loaded
         return model.eval()
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def _stages(subject: Subject, depth: int) -> list[Stage]:
     before = Scorer(subject.before, depth)
-    stages = [Stage(BEFORE if subject.after is not None else "as it is", before, subject.without_adapters)]
-    if subject.after is not None:
-        stages.append(Stage(AFTER, before if subject.after is subject.before else Scorer(subject.after, depth)))
-    return stages
-
-
-def _teacher(subject: Subject, stages: Sequence[Stage]) -> Stage:
-    return stages[-1] if subject.config.teacher.update == "live" else stages[0]
+    if subject.after is None:
+        return [Stage("as it is", before, subject.without_adapters)]
+    after = before if subject.after is subject.before else Scorer(subject.after, depth)
+    return [Stage("before", before, subject.without_adapters), Stage("after", after)]
 
 
 def _teacher_note(subject: Subject) -> str:
@@ -164,8 +162,9 @@ def _teacher_note(subject: Subject) -> str:
 
 
 def _trajectory(
-    subject: Subject, problem: Problem, given: str | None, sampler: str, seed: int, max_new_tokens: int | None
-) -> tuple[Rollout, str]:
+    subject: Subject, problem: Problem, text: str | None, sampler: str, seed: int, max_new_tokens: int | None
+) -> Rollout:
+    """Return the given text, or else a sampled answer, as a rollout that fits the model's context."""
     pair = PromptBuilder(subject.tokenizer, subject.config.prompts).pair(problem)
     most = context(subject.before.config)
     room = most - max(len(pair.student_ids), len(pair.teacher_ids))
@@ -174,36 +173,41 @@ def _trajectory(
             f"the problem has {most - room} tokens with its solution, and the model's context is {most}; give another "
             "--problem"
         )
-    if given is not None:
-        ids = tuple(subject.tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"])  # pyright: ignore[reportArgumentType]
-        if not ids:
-            raise ConfigError("--completion: the file holds no text")
-        if len(ids) > room:
-            raise ConfigError(
-                f"--completion: the text has {len(ids)} tokens, of which at most {room} fit the model's context of "
-                f"{most} beside the problem and its solution; give a shorter one"
-            )
-        return Rollout(pair, ids, problem.id), GIVEN
+    if text is None:
+        longest = min(max_new_tokens or subject.config.rollout.max_new_tokens, room)
+        return Rollout(pair, _sampled(subject, pair, sampler, seed, longest), problem.id)
+    ids = tuple(subject.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # pyright: ignore[reportArgumentType]
+    if not ids:
+        raise ConfigError("--completion: the file holds no text")
+    if len(ids) > room:
+        raise ConfigError(
+            f"--completion: the text has {len(ids)} tokens, of which at most {room} fit the model's context of "
+            f"{most} beside the problem and its solution; give a shorter one"
+        )
+    return Rollout(pair, ids, problem.id)
+
+
+def _sampled(subject: Subject, pair: PromptPair, sampler: str, seed: int, longest: int) -> tuple[int, ...]:
     model, entered = subject.before, subject.without_adapters
-    if sampler == AFTER and subject.after is not None:
+    if sampler == "after" and subject.after is not None:
         model, entered = subject.after, nullcontext
-    longest = min(max_new_tokens or subject.config.rollout.max_new_tokens, room)
     sampling = subject.config.rollout.model_copy(update={"max_new_tokens": longest})
     engine = TransformersEngine(model, stop_ids(model, subject.tokenizer))
+    seeds = [derive_seed(seed, pair.problem.id or pair.problem.question, 0)]
     with entered():
-        found = engine.generate([pair.student_ids], sampling, [derive_seed(seed, problem.id or problem.question, 0)])[0]
-    return Rollout(pair, found.ids, problem.id), SAMPLED
+        (completion,) = engine.generate([pair.student_ids], sampling, seeds)
+    return completion.ids
 
 
 def _problems(subject: Subject, data: str | None, numbers: Sequence[int]) -> list[Problem]:
-    """The asked-for problems; of the lab those that no run has trained on."""
+    """Return the problems with these numbers; the lab's are such that no run has trained on."""
     config = DataConfig(source=data) if data else subject.config.data
     if config.source == LAB:
         config = DataConfig(source=LAB, sample=min(max(numbers), packaged()[LAB].problems or 0), seed=0)
-    found = load_set(config, "test")
-    if max(numbers) > len(found):
-        raise ConfigError(f"--problem {max(numbers)}: {config.source} has {len(found)} problems")
-    return [found[number - 1] for number in numbers]
+    problems = load_set(config, "test")
+    if max(numbers) > len(problems):
+        raise ConfigError(f"--problem {max(numbers)}: {config.source} has {len(problems)} problems")
+    return [problems[number - 1] for number in numbers]
 
 
 def _read_completion(path: Path | None) -> str | None:
@@ -215,8 +219,8 @@ def _read_completion(path: Path | None) -> str | None:
         raise ConfigError(f"--completion {path}: cannot be read as UTF-8 text ({error})") from error
 
 
-def _check_target(target: Path) -> None:
-    """A page is replaced by a newer one of its kind, and nothing else is."""
+def _check_page(target: Path) -> None:
+    """Refuse to overwrite anything but a page of this package."""
     if target.is_dir():
         raise ConfigError(f"{target} is a folder; give the page's file name as --output")
     if target.exists():
@@ -228,24 +232,6 @@ def _check_target(target: Path) -> None:
 
 
 def _check_record(file: Path) -> None:
-    """So are the records beside it."""
-    try:
-        ours = not file.exists() or is_record(json.loads(file.read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        ours = False
-    if not ours:
+    """Refuse to overwrite anything but a record of the viewer."""
+    if file.exists() and not is_record(read_object(file)):
         raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
-
-
-def _write(target: Path, subject: Subject, numbers: Sequence[int], records: Sequence[dict[str, Any]]) -> None:
-    about = f"{subject.config.model.name_or_path} · the last layers' attention, averaged over heads"
-    page = viewer_page(f"Where {subject.name} looks", about, records)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page.html(), encoding="utf-8", errors="replace")
-        if subject.folder is not None:
-            for number, found in zip(numbers, records, strict=True):
-                file = target.parent / f"problem-{number}.json"
-                file.write_text(json.dumps(found), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; give another --output") from error
