@@ -1,4 +1,4 @@
-"""Files of facts: published numbers, put through the same tables and figures as one's own.
+"""Files of facts: published numbers, shown in the same tables and figures as one's own.
 
     source: where the numbers are from
     tables:
@@ -15,10 +15,11 @@
         categories: [16K, 28K]
         series: {OPSD: [42.4, 44.1]}
 
-The best number of a column in its group is bold, ties all of them.
+The best number of a column in its group is bold; if several tie, all of them are.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
@@ -36,38 +37,31 @@ AVERAGES = ("average", "avg", "mean")
 DIGITS = 2
 
 
+@dataclass(frozen=True)
 class Facts:
     """The tables and figures of one file."""
 
-    def __init__(self, source: str, tables: list[Table], figures: list[Figure]) -> None:
-        self.source = source
-        self.tables = tables
-        self.figures = figures
-
-
-def _names() -> list[str]:
-    return [entry.name for entry in files("opasd.report.facts").iterdir()]
-
-
-def packaged() -> list[str]:
-    """The names of the files that come with the package."""
-    return sorted(name.removesuffix(".yaml") for name in _names() if name.endswith(".yaml"))
+    source: str
+    tables: list[Table]
+    figures: list[Figure]
 
 
 def read_facts(name: str) -> Facts:
-    """A file, or one of the package's own by its name."""
-    path = Path(str(files("opasd.report.facts") / f"{name}.yaml")) if name in packaged() else Path(name)
+    """Read a file, or one of the package's own by its name."""
+    paths = (Path(str(file)) for file in files(__name__).iterdir())
+    packaged = {path.stem: path for path in paths if path.suffix == ".yaml"}
+    path = packaged.get(name, Path(name))
     if not path.is_file():
-        raise ConfigError(f"no file of facts {name}; give a YAML or JSON file, or one of {', '.join(packaged())}")
+        names = ", ".join(sorted(packaged))
+        raise ConfigError(f"no file of facts {name}; give a YAML or JSON file, or one of {names}")
     return parse_facts(read_yaml(path), path.name)
 
 
 def parse_facts(values: Mapping[str, Any], where: str) -> Facts:
-    """Checked: a mistake is told with its place."""
-    if unknown := sorted(set(values) - {"source", "tables", "figures"}):
-        raise ConfigError(f"{where}: unknown {', '.join(unknown)}; a file of facts has source, tables and figures")
-    tables = [_table(one, f"{where}, table {place}") for place, one in enumerate(_list(values, "tables", where), 1)]
-    figures = [_figure(one, f"{where}, figure {place}") for place, one in enumerate(_list(values, "figures", where), 1)]
+    """Check the contents of a file; an error names the place of the mistake."""
+    _check(values, where, {"source", "tables", "figures"}, needs=())
+    tables = [_table(table, f"{where}, table {n}") for n, table in enumerate(_list(values, "tables", where), 1)]
+    figures = [_figure(figure, f"{where}, figure {n}") for n, figure in enumerate(_list(values, "figures", where), 1)]
     return Facts(str(values.get("source") or where), tables, figures)
 
 
@@ -83,18 +77,21 @@ def _table(values: Any, where: str) -> Table:
     for group, members in groups.items():
         if not isinstance(members, dict) or not members:
             raise ConfigError(f"{where}: {group or 'rows'} must map names to lists of numbers")
-        found = {str(name): _numbers(row, columns, f"{where}, {name}") for name, row in members.items()}
-        numbers |= found
-        best = [max(row[place] for row in found.values()) for place in range(len(columns))]
+        own = {str(name): _numbers(row, columns, f"{where}, {name}") for name, row in members.items()}
+        numbers |= own
+        best = [max(column) for column in zip(*own.values(), strict=True)]
         rows += [[Cell(str(group))]] if group else []
         rows += [
-            [Cell(name), *(Cell(fixed(value, DIGITS), value, value == best[place]) for place, value in enumerate(row))]
-            for name, row in found.items()
+            [
+                Cell(name),
+                *(Cell(fixed(value, DIGITS), value, value == top) for value, top in zip(row, best, strict=True)),
+            ]
+            for name, row in own.items()
         ]
     caption = str(values.get("caption") or "")
     if not values.get("summarise"):
         return Table(str(values["id"]), title, [header, *columns], rows, caption)
-    by_column = {column: [row[place] for row in numbers.values()] for place, column in enumerate(columns)}
+    by_column = {column: [row[n] for row in numbers.values()] for n, column in enumerate(columns)}
     return summary_table(str(values["id"]), title, header, list(numbers), by_column, caption)
 
 
@@ -103,16 +100,14 @@ def _numbers(row: Any, columns: Sequence[str], where: str) -> list[float]:
         raise ConfigError(f"{where}: expected {len(columns)} numbers ({', '.join(columns)}), got {row!r:.80}")
     averaged = columns[-1].casefold() in AVERAGES and len(columns) > 1
     filled = [*row[:-1], _average(row[:-1], where)] if averaged and row[-1] is None else row
-    values = [number(value) for value in filled]
-    if any(value is None for value in values):
+    values = [value for value in map(number, filled) if value is not None]
+    if len(values) < len(columns):
         raise ConfigError(f"{where}: {row!r:.80} holds something that is no number")
-    checked = [value for value in values if value is not None]
     # The others were rounded before they were printed, and so was their mean.
-    if averaged and abs(checked[-1] - sum(checked[:-1]) / (len(checked) - 1)) > 10**-DIGITS + 1e-9:
-        raise ConfigError(
-            f"{where}: {columns[-1]} is {checked[-1]:g}, and the mean of the others {_average(row[:-1], where)}"
-        )
-    return checked
+    if averaged and abs(values[-1] - sum(values[:-1]) / (len(values) - 1)) > 10**-DIGITS + 1e-9:
+        mean = _average(row[:-1], where)
+        raise ConfigError(f"{where}: {columns[-1]} is {values[-1]:g}, and the mean of the others {mean}")
+    return values
 
 
 def _average(values: Sequence[Any], where: str) -> float:
@@ -128,14 +123,12 @@ def _figure(values: Any, where: str) -> Figure:
     if kind not in ("bar", "line", "scatter"):
         raise ConfigError(f"{where}: kind is {kind!r}; it is one of bar, line and scatter")
     categories = tuple(map(str, _list(values, "categories", where)))
-    given = values.get("points" if kind == "scatter" else "series")
-    if not isinstance(given, dict) or not given:
-        raise ConfigError(
-            f"{where}: needs {'points' if kind == 'scatter' else 'series'}, a mapping from names to numbers"
-        )
+    key = "points" if kind == "scatter" else "series"
+    if not isinstance(by_name := values.get(key), dict) or not by_name:
+        raise ConfigError(f"{where}: needs {key}, a mapping from names to numbers")
     series = [
-        _series(kind, str(name), place, found, categories, f"{where}, {name}")
-        for place, (name, found) in enumerate(given.items())
+        _series(kind, str(name), n, data, categories, f"{where}, {name}")
+        for n, (name, data) in enumerate(by_name.items())
     ]
     return Figure(
         str(values["id"]), str(values.get("title") or values["id"]), kind, str(values.get("x_label") or ""),
@@ -143,27 +136,25 @@ def _figure(values: Any, where: str) -> Figure:
     )  # fmt: skip
 
 
-def _series(kind: str, name: str, place: int, found: Any, categories: Sequence[str], where: str) -> Series:
+def _series(kind: str, name: str, run: int, data: Any, categories: Sequence[str], where: str) -> Series:
     if kind == "scatter":
-        _check(found, where, {"x", "y", "size"}, needs=("x", "y"))
-        x, y, size = (number(found.get(key)) for key in ("x", "y", "size"))
+        _check(data, where, {"x", "y", "size"}, needs=("x", "y"))
+        x, y, size = (number(data.get(key)) for key in ("x", "y", "size"))
         if x is None or y is None:
             raise ConfigError(f"{where}: x and y must be numbers")
-        return Series(name, place, [(x, y)], sizes=[] if size is None else [size])
-    if not isinstance(found, list):
+        return Series(name, run, [(x, y)], sizes=[] if size is None else [size])
+    if not isinstance(data, list):
         raise ConfigError(f"{where}: expected a list")
     if kind == "line":
-        pairs = [[number(value) for value in pair] if isinstance(pair, list) else [] for pair in found]
-        points = [
-            (pair[0], pair[1]) for pair in pairs if len(pair) == 2 and pair[0] is not None and pair[1] is not None
-        ]
-        if len(points) != len(pairs):
+        pairs = [tuple(map(number, pair)) for pair in data if isinstance(pair, list) and len(pair) == 2]
+        points = [(x, y) for x, y in pairs if x is not None and y is not None]
+        if len(points) != len(data):
             raise ConfigError(f"{where}: a line is a list of [x, y] pairs of numbers")
-        return Series(name, place, points, marks=True)
-    values = [number(value) for value in found]
-    if len(values) != len(categories) or any(value is None for value in values):
+        return Series(name, run, points, marks=True)
+    values = [value for value in map(number, data) if value is not None]
+    if not len(values) == len(data) == len(categories):
         raise ConfigError(f"{where}: expected {len(categories)} numbers, one for each category")
-    return Series(name, place, [(float(x), y) for x, y in enumerate(values) if y is not None])
+    return Series(name, run, [(float(x), y) for x, y in enumerate(values)])
 
 
 def _check(values: Any, where: str, known: set[str], needs: Sequence[str] = ("id",)) -> None:
@@ -176,7 +167,7 @@ def _check(values: Any, where: str, known: set[str], needs: Sequence[str] = ("id
 
 
 def _list(values: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    found = values.get(name) or []
-    if not isinstance(found, list):
+    items = values.get(name) or []
+    if not isinstance(items, list):
         raise ConfigError(f"{where}: {name} must be a list")
-    return found
+    return items
