@@ -134,12 +134,12 @@ def test_attention_that_cannot_be_read_is_left_out_where_it_is_not_learned_from(
     with attention_function("biased", biased):
         model = make_model("qwen3", "biased")
         opsd = RunConfig.model_validate({"objective": {"attention_weight": 0.0}})
-        readings = probe._judge_what_can_be(model, rollouts, opsd, None, progress)
+        readings = probe.judge_if_possible(model, rollouts, opsd, None, progress)
         with pytest.raises(CaptureError):
-            probe._judge_what_can_be(model, rollouts, RunConfig(), None, progress)
+            probe.judge_if_possible(model, rollouts, RunConfig(), None, progress)
     assert "attention is not measured" in progress.said[0]
     assert all(set(reading) == {"log_ratio", "divergence", "clipped"} for reading in readings)
-    row = probe._row(readings[0])
+    row = probe.measures(readings[0])
     assert (row["attention_divergence"], row["solution_mass"]) == (None, None)
     assert row["log_ratio"] == pytest.approx(statistics.fmean(readings[0]["log_ratio"]))
     assert set(row["tenths"]) == {"log_ratio", "divergence"}
@@ -148,14 +148,14 @@ def test_attention_that_cannot_be_read_is_left_out_where_it_is_not_learned_from(
 def test_a_row_keeps_the_sums_of_each_tenth_of_its_tokens():
     """26 tokens: six parts of three, then four of two. Three tokens have no tenths."""
     readings = judge(make_model("qwen3"), make_rollouts((26, 3)), OPASDConfig())
-    row = probe._row(readings[0])
+    row = probe.measures(readings[0])
     assert set(row["tenths"]) == {"log_ratio", "divergence", "attention_divergence"}
     for name, sums in row["tenths"].items():
         values = readings[0][name]
         threes = [sum(values[start : start + 3]) for start in range(0, 18, 3)]
         assert sums == pytest.approx(threes + [sum(values[start : start + 2]) for start in range(18, 26, 2)])
         assert sum(sums) == pytest.approx(26 * row[name])
-    assert probe._row(readings[1])["tenths"] == {}
+    assert probe.measures(readings[1])["tenths"] == {}
 
 
 @pytest.mark.parametrize("prompts", [PromptConfig(), PromptConfig(reference="Hint: {solution}\n")])
@@ -165,9 +165,9 @@ def test_a_reply_is_graded_and_searched_for_leaks(prompts):
     leak = leak_pattern(prompts)
     for text, (correct, leaks) in texts.items():
         completion = Completion(TOKENIZER.encode(text, add_special_tokens=False), "stop")
-        reply = probe._reply(TOKENIZER, probe.Asked("data", pair), pair.teacher_ids, 2, completion, leak)
-        told = leaks if leak else None
-        assert reply == probe.Reply("data", "one", 2, correct, "stop", len(completion.ids), told)
+        answer = probe.grade(TOKENIZER, probe.HeldOutProblem("data", pair), "teacher", 2, completion, leak)
+        expected = leaks if leak else None
+        assert answer == probe.GradedAnswer("data", "one", 2, correct, "stop", len(completion.ids), expected)
 
 
 def test_another_problems_reference_is_the_next_with_another_answer():

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from opasd.evaluation.statistics import estimate
 from opasd.probe import measure as probe
 from opasd.probe import summary as probe_summary
-from opasd.probe.measure import Probe, Reply, Trajectory
+from opasd.probe.measure import GradedAnswer, Probe, Trajectory
 from opasd.probe.summary import summarise
 
-TEACHER = Reply("data", "p", 0, True, "stop", 7, leaks=None)
+TEACHER = GradedAnswer("data", "p", 0, True, "stop", 7, leaks=None)
 
 
 def answer(log_ratio, attention=None, *, control=None, correct=True, finish="stop"):
@@ -27,7 +27,7 @@ def answer(log_ratio, attention=None, *, control=None, correct=True, finish="sto
     if control is not None:
         reading["control"] = control
     reading = {name: [float(value) for value in values] for name, values in reading.items()}
-    return Trajectory("data", "p", 0, correct, finish, len(log_ratio), None, **probe._row(reading))
+    return Trajectory("data", "p", 0, correct, finish, len(log_ratio), None, **probe.measures(reading))
 
 
 def summary_of(*problems):

@@ -1,11 +1,11 @@
-"""Is there something to learn? A model that is not trained, in both roles, on a recipe's held-out problems.
+"""Measure whether a student has something to learn: an untrained model in both roles on a recipe's held-out problems.
 
 The student answers each problem several times and the teacher once. Then both read the student's answers, as in
-training but without gradients. What the student learns from is not how many problems the teacher solves, but how it
-judges the student's own tokens: log p_teacher(y_t) − log p_student(y_t) at temperature 1, the mean over an answer's
-tokens, should be higher for right answers than for wrong ones. What of that is the solution's doing is seen beside the
-same with another problem's solution in view: likely answers are more often right, and the teacher's prompt may make a
-better solver by itself.
+training but without gradients. The student learns from how the teacher judges its tokens, and not from how many
+problems the teacher solves: the log ratio log p_teacher(y_t) − log p_student(y_t) at temperature 1, averaged over an
+answer's tokens, should be higher for right answers than for wrong ones. As a control, both read the answers again with
+another problem's solution in view. This separates the solution's effect from two others: likely answers are more often
+right, and the teacher's prompt may make a better solver by itself.
 """
 
 import re
@@ -42,19 +42,19 @@ from opasd.rollout.factory import make_engine
 from opasd.trainer.session import training_arguments
 
 IN_TENTHS = ("log_ratio", "divergence", "attention_divergence")
-"""What a trajectory keeps of each tenth of its tokens."""
+"""The measures of which a trajectory has a sum for each tenth of its tokens."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A problem in both contexts, and the data section it is from."""
+class HeldOutProblem:
+    """A problem in both contexts, and the section of the configuration that it comes from."""
 
     section: str
     pair: PromptPair
 
 
 @dataclass(frozen=True)
-class Reply:
+class GradedAnswer:
     """One answer of one role."""
 
     section: str
@@ -64,16 +64,16 @@ class Reply:
     finish_reason: FinishReason
     tokens: int
     leaks: bool | None
-    """Whether it speaks of what only the teacher sees; None where the wording has no phrase to tell by."""
+    """Whether it mentions what only the teacher sees; None if the teacher's wording has no telltale phrase."""
 
 
 @dataclass(frozen=True)
-class Trajectory(Reply):
+class Trajectory(GradedAnswer):
     """An answer of the student as both roles read it: means over its tokens, and sums over each tenth of them."""
 
     log_ratio: float
     divergence: float
-    """Before clipping."""
+    """The token divergence before clipping."""
     top_share: float
     """The share of the divergence that the 10 % largest tokens hold."""
     clipped: float
@@ -81,82 +81,91 @@ class Trajectory(Reply):
     solution_mass: float | None
     """ρ."""
     control: float | None
-    """`log_ratio` with another problem's reference in the teacher's context; None where there is no such problem."""
+    """`log_ratio` with another problem's reference in the teacher's context; None if there is no such problem."""
     tenths: dict[str, list[float]]
-    """Of `log_ratio`, `divergence` and, where measured, `attention_divergence` and `control`: ten sums, in nats, which
-    add up to the mean times the number of tokens. Empty for an answer of fewer than ten tokens."""
+    """Ten sums, in nats, of `log_ratio`, `divergence` and, if measured, `attention_divergence` and `control`. They add
+    up to the mean times the number of tokens. Empty for an answer of fewer than ten tokens."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured, by problem."""
+    """The measured answers, by problem."""
 
     student: list[list[Trajectory]]
-    teacher: list[Reply]
+    teacher: list[GradedAnswer]
 
     def to_dict(self) -> dict[str, Any]:
-        """The raw rows as JSON types."""
+        """Return all rows as JSON types."""
         return {
-            "rows": [asdict(row) for several in self.student for row in several],
+            "rows": [asdict(row) for rows in self.student for row in rows],
             "teacher_rows": [asdict(row) for row in self.teacher],
         }
 
 
 def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgress) -> Probe:
-    """`samples` answers of the student to each of the first `count` problems, one of the teacher, and both readings."""
+    """Measure `samples` answers of the student to each of the first `count` problems, and one of the teacher."""
     arguments = training_arguments(config.train, Path(config.output_dir))
     tokenizer = load_tokenizer(config.model)
     builder = PromptBuilder(tokenizer, config.prompts)
-    asked = held_out(config, builder, count, progress.say)
+    problems = held_out(config, builder, count, progress.say)
     model = load_model(config.model).eval().requires_grad_(False)
     if not getattr(model, "is_quantized", False):
         torch.nn.Module.to(model, arguments.device)
-    mine = [(one, number) for one in asked for number in range(samples)]
-    rollout, seed = config.rollout, config.train.seed
-    engine = _engine(config, model, tokenizer)
-    try:
-        prompts = [one.pair.student_ids for one, _ in mine]
-        seeds = [derive_seed(seed, "student", one.pair.problem.id, number) for one, number in mine]
-        progress.say(f"student: {len(mine)} answers to {len(asked)} problems")
-        answers = _sample(engine, model, prompts, rollout, seeds, progress, "student")
-        prompts = [one.pair.teacher_ids for one in asked]
-        seeds = [derive_seed(seed, "teacher", one.pair.problem.id, 0) for one in asked]
-        progress.say(f"teacher: {len(asked)} answers with the solution in view")
-        taught = _sample(engine, model, prompts, rollout, seeds, progress, "teacher")
-    finally:
-        engine.close()
+    attempts = [(problem, number) for problem in problems for number in range(samples)]
+    answers, teacher_answers = _answer(config, model, tokenizer, attempts, problems, progress)
     rollouts = [
-        Rollout(one.pair, completion.ids, f"{one.section}, {one.pair.problem.id}, sample {number}")
-        for (one, number), completion in zip(mine, answers, strict=True)
+        Rollout(problem.pair, completion.ids, f"{problem.section}, {problem.pair.problem.id}, sample {number}")
+        for (problem, number), completion in zip(attempts, answers, strict=True)
     ]
-    progress.say(f"both roles read the student's {len(rollouts)} answers")
     precision = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
-    readings = _judge_what_can_be(model, rollouts, config, precision, progress)
-    others = with_others_references(builder, [one.pair for one in asked])
-    controls = [
-        replace(rollout, pair=pair)
-        for place, rollout in enumerate(rollouts)
-        if (pair := others[place // samples]) is not None
-    ]
+    progress.say(f"both roles read the student's {len(rollouts)} answers")
+    readings = judge_if_possible(model, rollouts, config, precision, progress)
+    others = [pair for pair in with_others_references(builder, [p.pair for p in problems]) for _ in range(samples)]
+    controls = {n: replace(rollouts[n], pair=pair) for n, pair in enumerate(others) if pair is not None}
     progress.say("both roles read them again, with another problem's reference")
     progress.begin(len(controls), 0)
-    found = iter(judge(model, controls, config, attention=False, precision=precision, progress=progress))
-    for place, reading in enumerate(readings):
-        if others[place // samples] is not None:
-            reading["control"] = next(found)["log_ratio"]
+    judged = judge(model, list(controls.values()), config, attention=False, precision=precision, progress=progress)
+    for n, control in zip(controls, judged, strict=True):
+        readings[n]["control"] = control["log_ratio"]
     leak = leak_pattern(config.prompts)
     rows = [
-        Trajectory(**asdict(_reply(tokenizer, one, one.pair.student_ids, number, completion, leak)), **_row(reading))
-        for (one, number), completion, reading in zip(mine, answers, readings, strict=True)
+        Trajectory(**asdict(grade(tokenizer, problem, "student", number, completion, leak)), **measures(reading))
+        for (problem, number), completion, reading in zip(attempts, answers, readings, strict=True)
     ]
     return Probe(
         [rows[start : start + samples] for start in range(0, len(rows), samples)],
-        [_reply(tokenizer, one, one.pair.teacher_ids, 0, c, leak) for one, c in zip(asked, taught, strict=True)],
+        [grade(tokenizer, p, "teacher", 0, c, leak) for p, c in zip(problems, teacher_answers, strict=True)],
     )
 
 
-def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callable[[str], None]) -> list[Asked]:
-    """The first problems of the validation sets that have solutions, or of the training data where there is none."""
+def _answer(
+    config: RunConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    attempts: Sequence[tuple[HeldOutProblem, int]],
+    problems: Sequence[HeldOutProblem],
+    progress: SampleProgress,
+) -> tuple[list[Completion], list[Completion]]:
+    """Return the student's answers to all attempts and the teacher's to all problems."""
+    seed = config.train.seed
+    longest_prompt = max(config.prompts.max_student_tokens, config.prompts.max_teacher_tokens)
+    longest = longest_prompt + config.rollout.max_new_tokens
+    engine = make_engine(config.rollout, model, tokenizer, longest=longest)
+    try:
+        prompts = [problem.pair.student_ids for problem, _ in attempts]
+        seeds = [derive_seed(seed, "student", problem.pair.problem.id, number) for problem, number in attempts]
+        progress.say(f"student: {len(attempts)} answers to {len(problems)} problems")
+        answers = _sample(engine, model, prompts, config.rollout, seeds, progress, "student")
+        prompts = [problem.pair.teacher_ids for problem in problems]
+        seeds = [derive_seed(seed, "teacher", problem.pair.problem.id, 0) for problem in problems]
+        progress.say(f"teacher: {len(problems)} answers with the solution in view")
+        return answers, _sample(engine, model, prompts, config.rollout, seeds, progress, "teacher")
+    finally:
+        engine.close()
+
+
+def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callable[[str], None]) -> list[HeldOutProblem]:
+    """Return the first problems of the validation sets with solutions, or of the training data if there are none."""
     sets: dict[str, tuple[DataConfig, Literal["train", "validation"]]] = {}
     for name, data in config.validation_data.items():
         if data.columns.solution is None and "solution" in config.prompts.reference_fields():
@@ -165,42 +174,41 @@ def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callabl
             sets[f"validation_data.{name}"] = data, "validation"
     sets = sets or {"data": (config.data, "train")}
     usable = (
-        Asked(section, pair)
+        HeldOutProblem(section, pair)
         for section, (data, split) in sets.items()
         for problem in load_set(data, split)
         for pair in builder.pairs([problem], on_bad_row=data.on_bad_row)[0]
     )
-    found = list(islice(usable, count))
-    if not found:
+    chosen = list(islice(usable, count))
+    if not chosen:
         raise ConfigError(
             f"no problem of {', '.join(sets)} can be used with these prompts; raise prompts.max_student_tokens and "
-            f"prompts.max_teacher_tokens, or set {next(iter(sets))}.on_bad_row: stop to be told why"
+            f"prompts.max_teacher_tokens, or set {next(iter(sets))}.on_bad_row: stop, which names the reason"
         )
-    if missing := [one for one in found if one.pair.problem.answer is None]:
+    if missing := [problem for problem in chosen if problem.pair.problem.answer is None]:
         first = missing[0]
         raise ConfigError(
-            f"{len(missing)} of {len(found)} problems have no answer, such as {first.pair.problem.id} of "
+            f"{len(missing)} of {len(chosen)} problems have no answer, such as {first.pair.problem.id} of "
             f"{first.section}, so right cannot be told from wrong; name the answers' column in "
             f"{first.section}.columns.answer, or leave these rows out"
         )
-    if len(found) < count:
-        say(f"{count} problems were asked for; {', '.join(sets)} has {len(found)}")
-    return found
+    if len(chosen) < count:
+        say(f"{count} problems were asked for; {', '.join(sets)} has {len(chosen)}")
+    return chosen
 
 
 def with_others_references(builder: PromptBuilder, pairs: Sequence[PromptPair]) -> list[PromptPair | None]:
-    """Each problem with the reference of the next one that has another answer; None where there is none that fits."""
-    found: list[PromptPair | None] = []
-    for place, pair in enumerate(pairs):
-        mine = pair.problem
-        following = (one.problem for one in (*pairs[place + 1 :], *pairs[:place]))
-        other = next((one for one in following if one.answer != mine.answer), None)
+    """Return each problem with the reference of the next one with another answer; None if there is none that fits."""
+    others: list[PromptPair | None] = []
+    for n, pair in enumerate(pairs):
+        following = (other.problem for other in (*pairs[n + 1 :], *pairs[:n]))
+        other = next((problem for problem in following if problem.answer != pair.problem.answer), None)
         try:
-            changed = other and replace(mine, solution=other.solution, answer=other.answer)
-            found.append(builder.pair(changed) if changed else None)
+            changed = other and replace(pair.problem, solution=other.solution, answer=other.answer)
+            others.append(builder.pair(changed) if changed else None)
         except (PromptError, AlignmentError):
-            found.append(None)
-    return found
+            others.append(None)
+    return others
 
 
 @torch.no_grad()
@@ -213,14 +221,14 @@ def judge(
     precision: torch.dtype | None = None,
     progress: SampleProgress | None = None,
 ) -> list[dict[str, list[float]]]:
-    """Each rollout's readings per token, in order: `log_ratio` and what the losses measure, whatever their weights.
+    """Return each rollout's readings per token: `log_ratio` and the measures of both losses, whatever their weights.
 
-    `precision` is the number format of mixed precision, if there is any."""
+    `precision` is the number format of mixed precision, if it is used."""
     objective = config.objective.model_copy(update={"token_weight": 1.0, "attention_weight": float(attention)})
     scorer = Scorer(model, objective.attention.layers if attention else 0)
     half = precision is not None or model.dtype.itemsize == 2
     layout = choose_layout(scorer, config.layout, device=model.device, half=half)
-    found: dict[int, dict[str, list[float]]] = {}
+    readings: dict[int, dict[str, list[float]]] = {}
     for part in microbatches(list(rollouts), config.tokens_per_microbatch, packed=layout == "packed"):
         began = time.perf_counter()
         with torch.autocast(model.device.type, precision, enabled=precision is not None):
@@ -228,26 +236,38 @@ def judge(
                 scorer(part, role, query=objective.attention.query, layout=layout) for role in ("student", "teacher")
             )
         output = opasd_loss(part, student, teacher, student.head, teacher.head, objective)
-        for rollout, mine, theirs, reading in zip(part, student, teacher, output.readings, strict=True):
-            token_T = torch.tensor(rollout.completion_ids, device=mine.hidden_TE.device)
-            student_T, teacher_T = (log_probabilities(one.hidden_TE, student.head, token_T) for one in (mine, theirs))
+        for rollout, *scores, reading in zip(part, student, teacher, output.readings, strict=True):
+            token_T = torch.tensor(rollout.completion_ids, device=scores[0].hidden_TE.device)
+            student_T, teacher_T = (log_probabilities(role.hidden_TE, student.head, token_T) for role in scores)
             values = {"log_ratio": teacher_T - student_T}
             values |= {name: reading.token[name] for name in ("divergence", "clipped")}
             if attention:
                 values["attention_divergence"] = reading.attention["divergence"]
                 values["solution_mass"] = reading.attention["solution_mass"]
-            found[id(rollout)] = {name: values_T.tolist() for name, values_T in values.items()}
+            readings[id(rollout)] = {name: values_T.tolist() for name, values_T in values.items()}
         if progress is not None:
             tokens = sum(len(rollout.student_ids) + len(rollout.teacher_ids) for rollout in part)
             progress.advance("both roles", len(part), tokens, time.perf_counter() - began)
-    return [found[id(rollout)] for rollout in rollouts]
+    return [readings[id(rollout)] for rollout in rollouts]
 
 
-def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:
-    """Return the recipe's engine over the base, with room for the teacher's contexts."""
-    prompts, rollout = config.prompts, config.rollout
-    longest = max(prompts.max_student_tokens, prompts.max_teacher_tokens) + rollout.max_new_tokens
-    return make_engine(rollout, model, tokenizer, longest=longest)
+def judge_if_possible(
+    model: PreTrainedModel,
+    rollouts: Sequence[Rollout],
+    config: RunConfig,
+    precision: torch.dtype | None,
+    progress: SampleProgress,
+) -> list[dict[str, list[float]]]:
+    """Return both roles' readings, without attention if it cannot be read and its loss has no weight."""
+    progress.begin(len(rollouts), 0)
+    try:
+        return judge(model, rollouts, config, precision=precision, progress=progress)
+    except CaptureError as error:
+        if config.objective.attention_weight > 0:
+            raise
+        progress.say(f"attention is not measured: {error}")
+        progress.begin(len(rollouts), 0)
+        return judge(model, rollouts, config, attention=False, precision=precision, progress=progress)
 
 
 def _sample(
@@ -264,35 +284,17 @@ def _sample(
     completions: list[Completion] = []
     for start in range(0, len(prompts), config.max_batch):
         began = time.perf_counter()
-        asked, drawn = prompts[start : start + config.max_batch], seeds[start : start + config.max_batch]
-        found = engine.generate(asked, config, drawn, measured=0 if start else drift.measured(0))
-        drift(asked, found)
-        completions += found
-        tokens = sum(len(completion.ids) for completion in found)
-        progress.advance(label, len(found), tokens, time.perf_counter() - began)
+        batch = slice(start, start + config.max_batch)
+        group = engine.generate(prompts[batch], config, seeds[batch], measured=0 if start else drift.measured(0))
+        drift(prompts[batch], group)
+        completions += group
+        tokens = sum(len(completion.ids) for completion in group)
+        progress.advance(label, len(group), tokens, time.perf_counter() - began)
     return completions
 
 
-def _judge_what_can_be(
-    model: PreTrainedModel,
-    rollouts: Sequence[Rollout],
-    config: RunConfig,
-    precision: torch.dtype | None,
-    progress: SampleProgress,
-) -> list[dict[str, list[float]]]:
-    """Both roles' readings; without attention where it cannot be read and is not to be learned from either."""
-    progress.begin(len(rollouts), 0)
-    try:
-        return judge(model, rollouts, config, precision=precision, progress=progress)
-    except CaptureError as error:
-        if config.objective.attention_weight > 0:
-            raise
-        progress.say(f"attention is not measured: {error}")
-        progress.begin(len(rollouts), 0)
-        return judge(model, rollouts, config, attention=False, precision=precision, progress=progress)
-
-
-def _row(reading: dict[str, list[float]]) -> dict[str, Any]:
+def measures(reading: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the measures of a trajectory: means over its tokens, and sums over each tenth of them."""
     means: dict[str, Any] = {"attention_divergence": None, "solution_mass": None, "control": None}
     means |= {name: statistics.fmean(values) for name, values in reading.items()}
     parts = {name: tenths(reading[name]) for name in (*IN_TENTHS, "control") if name in reading}
@@ -302,20 +304,22 @@ def _row(reading: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def _reply(
+def grade(
     tokenizer: PreTrainedTokenizerBase,
-    asked: Asked,
-    prompt: Sequence[int],
+    problem: HeldOutProblem,
+    role: Literal["student", "teacher"],
     number: int,
     completion: Completion,
     leak: re.Pattern[str] | None,
-) -> Reply:
-    problem, text = asked.pair.problem, readable(tokenizer, completion.ids)
-    return Reply(
-        section=asked.section,
-        problem=problem.id,
+) -> GradedAnswer:
+    """Return the role's answer with its verdict."""
+    pair, text = problem.pair, readable(tokenizer, completion.ids)
+    prefix = thinking_prefix(tokenizer, pair.student_ids if role == "student" else pair.teacher_ids)
+    return GradedAnswer(
+        section=problem.section,
+        problem=pair.problem.id,
         sample=number,
-        correct=is_correct(thinking_prefix(tokenizer, prompt) + text, str(problem.answer)),
+        correct=is_correct(prefix + text, str(pair.problem.answer)),
         finish_reason=completion.finish_reason,
         tokens=len(completion.ids),
         leaks=None if leak is None else leak.search(text) is not None,
