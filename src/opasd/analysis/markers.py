@@ -41,7 +41,9 @@ def density(responses: Iterable[MarkerCounts]) -> float | None:
 
 def density_by_marker(responses: Sequence[MarkerCounts]) -> dict[str, float]:
     """Return the density of each of the ten markers; they add up to `density`."""
-    densities = {name: _per_1000((one.markers.get(name, 0), one.tokens) for one in responses) for name in MARKERS}
+    densities = {
+        name: _per_1000((response.markers.get(name, 0), response.tokens) for response in responses) for name in MARKERS
+    }
     return {name: value for name, value in densities.items() if value is not None}
 
 

@@ -15,8 +15,9 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="opasd attend", description=__doc__)
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run's folder, `lab`, a model's folder or hub name")
     parser.add_argument(
-        "--problem", type=_count, nargs="+", default=[1], metavar="N", help="which problems, from 1 (default: 1)"
-    )
+        "--problem", dest="numbers", type=_count, nargs="+", default=[1], metavar="N",
+        help="which problems, from 1 (default: 1)",
+    )  # fmt: skip
     parser.add_argument(
         "--data", metavar="SOURCE", help="problems with solutions (default: the run's, or the lab's own)"
     )
@@ -26,29 +27,15 @@ def run(args: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampled answer (default: 0)")
     parser.add_argument("--max-new-tokens", type=_count, metavar="N", help="longest answer (default: the run's)")
     parser.add_argument(
-        "--output",
-        "--out",
-        dest="out",
-        type=Path,
-        metavar="FILE",
+        "--output", "--out", dest="out", type=Path, metavar="FILE",
         help="page to write (default: in the run's attention folder)",
-    )
+    )  # fmt: skip
     options = parser.parse_args(args)
-    if options.completion is not None and len(options.problem) > 1:
+    if options.completion is not None and len(options.numbers) > 1:
         raise ConfigError("--completion is the answer to one problem; give one number after --problem")
-    from opasd.report import attend
+    from opasd.report.attend import attend
 
-    page = attend.attend(
-        options.source,
-        options.problem,
-        data=options.data,
-        completion=options.completion,
-        sampler=options.sampler,
-        layers=options.layers,
-        seed=options.seed,
-        max_new_tokens=options.max_new_tokens,
-        out=options.out,
-    )
+    page = attend(**vars(options))
     sys.stdout.write(f"{page}\n")
     return 0
 

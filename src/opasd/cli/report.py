@@ -16,14 +16,9 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="opasd report", description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folders of runs or evaluations")
     parser.add_argument(
-        "--output",
-        "--out",
-        dest="out",
-        metavar="DIR",
-        type=Path,
-        default=Path("report"),
+        "--output", "--out", dest="out", metavar="DIR", type=Path, default=Path("report"),
         help="folder to write (default: report)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--facts", action="append", default=[], metavar="FILE",
         help="published numbers to show too: a YAML or JSON file, or `paper` for the paper's own",

@@ -13,10 +13,11 @@ from pathlib import Path
 from opasd.errors import ConfigError
 from opasd.files import write_bytes
 from opasd.recipes.reading import write_yaml
-from opasd.report import figure, viewer
+from opasd.report import viewer
 from opasd.report.charts import svg
 from opasd.report.facts import Facts
 from opasd.report.figure import Figure
+from opasd.report.figure import to_csv as figure_csv
 from opasd.report.figures import all_figures
 from opasd.report.page import Page, notice, paragraph, part_links, viewer_page
 from opasd.report.results import costs, evaluations, results
@@ -50,8 +51,8 @@ class Report:
     def add_figures(self, figures: Sequence[Figure], prefix: str = "") -> str:
         """Add the figures to the report's files and return their HTML."""
         first = len(self.figures)
-        for added in figures:
-            self.figures.append(dataclasses.replace(added, id=_unused_id(prefix + slug(added.id), self.figures)))
+        for figure in figures:
+            self.figures.append(dataclasses.replace(figure, id=_unused_id(prefix + slug(figure.id), self.figures)))
         return self.page.figures(self.figures[first:])
 
 
@@ -80,12 +81,12 @@ def build_report(runs: Sequence[Run], facts: Sequence[Facts] = (), *, title: str
 def write_report(report: Report, folder: Path, rasterise: Callable[[str], bytes] | None = None) -> Path:
     """Write all files and return the page's path; first remove the files of an earlier report in the folder."""
     files: dict[str, str | bytes] = {"report.html": report.page.html()}
-    for one in report.figures:
-        picture = svg(one, standalone=True)
-        files[f"figures/{one.id}.svg"] = picture
-        files[f"figures/{one.id}.csv"] = figure.to_csv(one)
+    for figure in report.figures:
+        picture = svg(figure, standalone=True)
+        files[f"figures/{figure.id}.svg"] = picture
+        files[f"figures/{figure.id}.csv"] = figure_csv(figure)
         if rasterise is not None:
-            files[f"figures/{one.id}.png"] = rasterise(picture)
+            files[f"figures/{figure.id}.png"] = rasterise(picture)
     for table in report.tables:
         files[f"tables/{table.id}.csv"] = to_csv(table)
         files[f"tables/{table.id}.md"] = to_markdown(table)

@@ -87,7 +87,7 @@ _DYNAMICS = (
     ),
     _TrainingCurve(
         "leaks", "Rollouts that speak of the teacher's context", "rollout/leaks", "share",
-        "With a phrase of the teacher's wording that the student is not told.",
+        "With a phrase that only the teacher's wording has.",
         smooth=False, percent=True, from_zero=True, unless_zero=True,
     ),
     _TrainingCurve(
@@ -217,27 +217,27 @@ def _final_accuracy(run: Run) -> float | None:
 
 def markers(runs: Sequence[Run]) -> list[Figure]:
     """Return the markers by correctness, by word, and the change of the mean count from the first run."""
-    dataset, counts = _marked_dataset(runs)
-    if not counts:
+    dataset, by_run = _marked_dataset(runs)
+    if not by_run:
         return []
     where = "training rollouts" if dataset == ROLLOUT else f"answers to {dataset}"
     by_verdict = {
         number: {
             name: share
             for name, correct in (("right", True), ("wrong", False))
-            if (share := density(one for one in own if one.correct is correct)) is not None
+            if (share := density(counts for counts in own if counts.correct is correct)) is not None
         }
-        for number, own in counts.items()
+        for number, own in by_run.items()
         if density(own) is not None
     }
-    by_word = {number: density_by_marker(own) for number, own in counts.items()}
+    by_word = {number: density_by_marker(own) for number, own in by_run.items()}
     words = [word for word in MARKERS if any(densities.get(word) for densities in by_word.values())]
     by_word = {number: {word: own.get(word, 0.0) for word in words} for number, own in by_word.items()}
-    first, *others = counts
+    first, *others = by_run
     changes = [
         Series(runs[n].name, n, [(0.0, change)])
         for n in others
-        if dataset != ROLLOUT and (change := change_from(counts[first], counts[n])) is not None
+        if dataset != ROLLOUT and (change := change_from(by_run[first], by_run[n])) is not None
     ]
     figures = [
         Figure(

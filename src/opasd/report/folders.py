@@ -200,7 +200,7 @@ def read_result(row: dict[str, Any]) -> BenchmarkResult:
         majority={int(k): _estimate(value) for k, value in row["maj"].items()},
         tokens=_estimate(row["tokens"]),
         truncated=_estimate(row["truncated"]),
-        correct={str(problem): float(one["correct"]) / samples for problem, one in row["per_problem"].items()},
+        correct={str(problem): float(counts["correct"]) / samples for problem, counts in row["per_problem"].items()},
     )
 
 

@@ -15,7 +15,7 @@ def join(rows: Sequence[Run], model: Run) -> bool:
     if row is None:
         return False
     known = {(result.benchmark, result.budget) for result in model.results}
-    row.results = [one for one in row.results if (one.benchmark, one.budget) not in known] + model.results
+    row.results = [own for own in row.results if (own.benchmark, own.budget) not in known] + model.results
     # With the same seeds, an answer within a smaller budget is the beginning of the longer one.
     lengths = {sample.key: sample.tokens for sample in (*model.samples, *model.without_text)}
     row.samples = [sample for sample in row.samples if sample.tokens > lengths.get(sample.key, -1)]

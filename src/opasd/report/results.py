@@ -98,12 +98,11 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
 
 
 def _evaluation_row(name: str, result: BenchmarkResult) -> list[Cell]:
-    several = result.samples > 1
     return [
         Cell(name),
         _estimate(result.avg),
-        _estimate(result.passed.get(result.samples) if several else None),
-        _estimate(result.majority.get(result.samples) if several else None),
+        _estimate(result.passed.get(result.samples) if result.samples > 1 else None),
+        _estimate(result.majority.get(result.samples) if result.samples > 1 else None),
         Cell(fixed(result.tokens.mean, 1), result.tokens.mean),
         Cell(percent(result.truncated.mean), result.truncated.mean),
     ]
@@ -113,14 +112,14 @@ def costs(runs: Sequence[Run]) -> Table | None:
     """Return the table of what each run took; None if no run was trained."""
     if not any(run.steps for run in runs):
         return None
-    spent = [run.spending for run in runs]
-    speeds = [one.ms_per_processed_token for one in spent]
+    spendings = [run.spending for run in runs]
+    speeds = [cost.ms_per_processed_token for cost in spendings]
     columns: list[Column] = [
-        ("wall clock", [Cell(duration(one.seconds), one.seconds) for one in spent]),
-        ("tokens generated", [Cell(short(one.tokens_generated), one.tokens_generated) for one in spent]),
-        ("tokens processed", [Cell(short(one.tokens_processed), one.tokens_processed) for one in spent]),
-        ("EFLOPs", [Cell("–" if one.eflops is None else f"{one.eflops:.3g}", one.eflops) for one in spent]),
-        ("peak memory", [Cell(size(one.peak_bytes), one.peak_bytes) for one in spent]),
+        ("wall clock", [Cell(duration(cost.seconds), cost.seconds) for cost in spendings]),
+        ("tokens generated", [Cell(short(cost.tokens_generated), cost.tokens_generated) for cost in spendings]),
+        ("tokens processed", [Cell(short(cost.tokens_processed), cost.tokens_processed) for cost in spendings]),
+        ("EFLOPs", [Cell("–" if cost.eflops is None else f"{cost.eflops:.3g}", cost.eflops) for cost in spendings]),
+        ("peak memory", [Cell(size(cost.peak_bytes), cost.peak_bytes) for cost in spendings]),
         ("ms / processed token", [Cell(fixed(speed, 3), speed) for speed in speeds]),
     ]
     note = (

@@ -25,7 +25,7 @@ ABOUT = (
     '<p class="soft small">At each step of one trajectory: where the teacher looks with the solution in view, the same '
     "projected onto what the student can see, and where the student looks, in shades over the tokens. Move over the "
     "response or the curves to change the step; a click on a token holds it. Shaded are the 256 strongest positions of "
-    "a step; dotted: what stands in one context alone and is not compared.</p>"
+    "a step; dotted: tokens of one context only, which are not compared.</p>"
 )
 
 
