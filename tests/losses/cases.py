@@ -94,28 +94,28 @@ def make_batch(
     window: int | None = None,
     **shape: int,
 ) -> tuple[LayerBatch, LayerBatch]:
-    """Rollouts in one forward with something else around them; positions lie before heads, as a model leaves them."""
+    """Rollouts in one forward, with noise around them; positions come before heads in memory, as in a model."""
     parts = [make_layers(alignment, window=window, seed=i, **shape) for i, alignment in enumerate(alignments)]
     roles = (
-        [(mine, a.student_query) for (mine, _), a in zip(parts, alignments, strict=True)],
-        [(theirs, a.teacher_query) for (_, theirs), a in zip(parts, alignments, strict=True)],
+        [(student, a.student_query) for (student, _), a in zip(parts, alignments, strict=True)],
+        [(teacher, a.teacher_query) for (_, teacher), a in zip(parts, alignments, strict=True)],
     )
     batches = []
     for role in roles:
         lengths = [layer.key_KSD.shape[1] for layer, _ in role]
         if packed:
-            places = [(0, 2 + sum(lengths[:i]), 2 + sum(lengths[: i + 1])) for i in range(len(lengths))]
+            spans = [(0, 2 + sum(lengths[:i]), 2 + sum(lengths[: i + 1])) for i in range(len(lengths))]
         else:
-            places = [(i, 0, length) for i, length in enumerate(lengths)]
-        rows, positions = 1 + max(row for row, _, _ in places), 3 + max(end for _, _, end in places)
+            spans = [(i, 0, length) for i, length in enumerate(lengths)]
+        rows, positions = 1 + max(row for row, _, _ in spans), 3 + max(end for _, _, end in spans)
         first = role[0][0]
         query, key = (torch.randn(rows, positions, x.shape[0], x.shape[2], dtype=torch.float64)
                       for x in (first.query_HTD, first.key_KSD))  # fmt: skip
-        for (row, begin, end), (layer, queries) in zip(places, role, strict=True):
+        for (row, begin, end), (layer, queries) in zip(spans, role, strict=True):
             query[row, begin + queries] = layer.query_HTD.detach().transpose(0, 1)
             key[row, begin:end] = layer.key_KSD.detach().transpose(0, 1)
         query, key = (x.to(device, dtype).transpose(1, 2).requires_grad_(not batches) for x in (query, key))
-        batches.append(LayerBatch(query, key, tuple(places), first.scaling, window))
+        batches.append(LayerBatch(query, key, tuple(spans), first.scaling, window))
     return batches[0], batches[1]
 
 
@@ -128,7 +128,7 @@ def to_leaf(layer: LayerAttention, dtype: torch.dtype) -> LayerAttention:
 
 
 class OnGpu(Tensor):
-    """A tensor that claims to be on a GPU: what `impl: auto` then does can be tested without one."""
+    """A tensor that claims to be on a GPU: tests see what `impl: auto` does there."""
 
     is_cuda = True
 
@@ -138,20 +138,20 @@ def gradients(loss: Tensor, layer: LayerAttention) -> list[Tensor]:
     return list(torch.autograd.grad(loss, leaves))
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖; NaN is an error of infinity."""
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """‖actual − expected‖ / ‖expected‖; NaN is an error of infinity."""
     expected = expected.double()
-    error = ((found.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+    error = ((actual.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
     return error if error == error else float("inf")
 
 
-ODD_VALUES = (-3, -1, 0, 0.3, 1, 2, float("nan"), float("inf"), None, "1", "", "foo", "jsd", "project", ["jsd"])
+SETTINGS = (-3, -1, 0, 0.3, 1, 2, float("nan"), float("inf"), None, "1", "", "foo", "jsd", "project", ["jsd"])
 
 
 def check_settings(call: Callable[..., object], section: type[Section], names: Sequence[str]) -> None:
-    """A setting is refused with one message where the configuration refuses it, and taken where that takes it."""
+    """The loss refuses the settings that the configuration refuses, with one message, and accepts the others."""
     for name in names:
-        for value in ODD_VALUES:
+        for value in SETTINGS:
             try:
                 section.model_validate({name: value}, strict=True)
             except ValidationError:

@@ -128,15 +128,15 @@ def test_chunked_equals_definition(case):
     alignment, student, teacher, options, chunk = case
     weights = torch.rand(alignment.num_tokens, dtype=torch.float64)
     expected = attention_loss(student, teacher, alignment, weights_T=weights, impl="reference", **options)
-    found = attention_loss(
+    actual = attention_loss(
         student, teacher, alignment, weights_T=weights, impl="chunked", chunk_queries=chunk, **options
     )
     for name in expected._fields:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
     expected_gradients = gradients(1.7 * expected.loss, student)
     scale = max(gradient.abs().max() for gradient in expected_gradients).clamp_min(1e-6)
-    for mine, theirs in zip(gradients(1.7 * found.loss, student), expected_gradients, strict=True):
-        torch.testing.assert_close(mine / scale, theirs / scale, atol=1e-8, rtol=1e-7)
+    for gradient, wanted in zip(gradients(1.7 * actual.loss, student), expected_gradients, strict=True):
+        torch.testing.assert_close(gradient / scale, wanted / scale, atol=1e-8, rtol=1e-7)
 
 
 @pytest.mark.parametrize("extras", [{}, {"window": 4, "softcap": 1.0, "sinks": True}])
@@ -146,11 +146,11 @@ def test_a_registered_divergence_runs_in_chunks(fourth_kind, handling, extras, c
     student, teacher = make_layers(alignment, **extras)
     options = {"divergence": fourth_kind, "handling": handling}
     expected = attention_loss(student, teacher, alignment, impl="reference", **options)
-    found = attention_loss(student, teacher, alignment, impl="chunked", chunk_queries=3, **options)
+    actual = attention_loss(student, teacher, alignment, impl="chunked", chunk_queries=3, **options)
     for name in expected._fields:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-12, rtol=1e-10)
-    for mine, theirs in zip(gradients(found.loss, student), gradients(expected.loss, student), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-9)
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name), atol=1e-12, rtol=1e-10)
+    for gradient, wanted in zip(gradients(actual.loss, student), gradients(expected.loss, student), strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=1e-12, rtol=1e-9)
     said = ["no slope of its own; autograd computes it" in record.getMessage() for record in caplog.records]
     assert said == ([True] if fourth_kind == "hellinger" else [])
 
@@ -235,12 +235,12 @@ def test_low_precision_is_no_further_from_the_truth_than_the_plain_computation(k
 
     def errors(impl):
         output = attention_loss(student, teacher, alignment, impl=impl, **options)
-        found = [output.loss[None], *gradients(output.loss, student)]
-        return [relative_error(a, b) for a, b in zip(found, [truth.loss[None], *exact], strict=True)]
+        actual = [output.loss[None], *gradients(output.loss, student)]
+        return [relative_error(a, b) for a, b in zip(actual, [truth.loss[None], *exact], strict=True)]
 
     plain = errors("reference")
-    for mine, theirs in zip(errors("chunked"), plain, strict=True):
-        assert mine <= 1.5 * theirs + 1e-5  # float32's errors depend on the order in which a CPU adds
+    for error, plain_error in zip(errors("chunked"), plain, strict=True):
+        assert error <= 1.5 * plain_error + 1e-5  # float32's errors depend on the order in which a CPU adds
 
 
 def test_nearly_all_attention_on_an_unshared_sink_keeps_its_precision():
@@ -255,10 +255,10 @@ def test_nearly_all_attention_on_an_unshared_sink_keeps_its_precision():
     truth = attention_loss(student, teacher, alignment, impl="reference")
     assert truth.visible_mass_T.max() < 1e-4
     small, small_teacher = to_leaf(student, torch.float32), to_leaf(teacher, torch.float32).detach()
-    found = attention_loss(small, small_teacher, alignment)
-    assert relative_error(found.divergence_T, truth.divergence_T) < 1e-3
-    for mine, theirs in zip(gradients(found.loss, small), gradients(truth.loss, student), strict=True):
-        assert relative_error(mine, theirs) < 1e-3
+    actual = attention_loss(small, small_teacher, alignment)
+    assert relative_error(actual.divergence_T, truth.divergence_T) < 1e-3
+    for gradient, wanted in zip(gradients(actual.loss, small), gradients(truth.loss, student), strict=True):
+        assert relative_error(gradient, wanted) < 1e-3
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
@@ -322,8 +322,8 @@ def test_teacher_gets_no_gradient():
     teacher = to_leaf(teacher, torch.float64)
     for impl in ("reference", "chunked"):
         loss = attention_loss(student, teacher, alignment, impl=impl).loss
-        found = torch.autograd.grad(loss, [teacher.query_HTD, teacher.key_KSD], allow_unused=True)
-        assert found == (None, None)
+        actual = torch.autograd.grad(loss, [teacher.query_HTD, teacher.key_KSD], allow_unused=True)
+        assert actual == (None, None)
 
 
 def test_shuffle_is_seeded_and_differs_from_redistribution():
@@ -350,7 +350,7 @@ def test_a_forward_of_many_rollouts_is_each_of_them(packed, impl):
     student, teacher = make_batch(alignments, packed=packed)
     options = {"handling": "shuffle", "divergence": "reverse_kl", "impl": impl}
     weights = torch.rand(8, dtype=torch.float64)
-    found = attention_losses(student, teacher, alignments, weights_T=weights, shuffle_seeds=[4, 5, 6], **options)
+    actual = attention_losses(student, teacher, alignments, weights_T=weights, shuffle_seeds=[4, 5, 6], **options)
     alone = [
         attention_loss(
             student.sequence(i, slice(int(first), int(first) + steps)),
@@ -364,13 +364,14 @@ def test_a_forward_of_many_rollouts_is_each_of_them(packed, impl):
             [(7, 12, 5, weights[:5], 4), (0, 0, 0, weights[:0], 5), (13, 16, 3, weights[5:], 6)]
         )
     ]
-    torch.testing.assert_close(found.loss, sum(output.loss for output in alone))
-    for name in found._fields[1:]:
+    torch.testing.assert_close(actual.loss, sum(output.loss for output in alone))
+    for name in actual._fields[1:]:
         expected = torch.cat([getattr(output, name) for output in alone])
-        torch.testing.assert_close(getattr(found, name), expected, atol=1e-12, rtol=1e-10)
-    mine = torch.autograd.grad(found.loss, [student.query_BHND, student.key_BKND])
-    theirs = torch.autograd.grad(sum(output.loss for output in alone), [student.query_BHND, student.key_BKND])
-    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(getattr(actual, name), expected, atol=1e-12, rtol=1e-10)
+    inputs = [student.query_BHND, student.key_BKND]
+    together = torch.autograd.grad(actual.loss, inputs)
+    summed = torch.autograd.grad(sum(output.loss for output in alone), inputs)
+    for a, b in zip(together, summed, strict=True):
         torch.testing.assert_close(a, b)
     unweighted = attention_losses(student, teacher, alignments, **options)
     first, second = unweighted.divergence_T.split([5, 3])
@@ -385,8 +386,8 @@ def test_queries_that_do_not_follow_one_another():
         alignment, student_query=alignment.student_query[every], teacher_query=alignment.teacher_query[every]
     )
     full = attention_losses(student, teacher, [alignment], impl="reference")
-    found = attention_losses(student, teacher, [sparse], impl="chunked")
-    torch.testing.assert_close(found.divergence_T, full.divergence_T[every])
+    actual = attention_losses(student, teacher, [sparse], impl="chunked")
+    torch.testing.assert_close(actual.divergence_T, full.divergence_T[every])
 
 
 def test_as_many_alignments_as_sequences():

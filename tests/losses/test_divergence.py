@@ -29,7 +29,7 @@ sizes = st.integers(2, 12)
 
 
 def simplex(size: int, *, zeros: bool = False) -> st.SearchStrategy[torch.Tensor]:
-    """Distributions over many orders of magnitude, with exact zeros if asked for."""
+    """Distributions over many orders of magnitude, with exact zeros if `zeros`."""
     low = -40.0 if zeros else -12.0
     exponents = arrays(np.float64, size, elements=st.floats(low, 0))
 
@@ -208,8 +208,8 @@ def test_entropy():
 
 def least_divergence(rho: float, beta: float) -> float:
     """C_β(ρ), the part no student can remove."""
-    kept = 0.0 if rho == 1 else beta * (1 - rho) * math.log((1 - rho) / (1 - beta * rho))
-    return beta * rho * math.log(1 / beta) + kept - (1 - beta) * math.log(1 - beta * rho)
+    visible = 0.0 if rho == 1 else beta * (1 - rho) * math.log((1 - rho) / (1 - beta * rho))
+    return beta * rho * math.log(1 / beta) + visible - (1 - beta) * math.log(1 - beta * rho)
 
 
 @st.composite

@@ -39,9 +39,9 @@ def test_shuffle_gives_the_same_shares_to_permuted_positions():
 def test_shuffle_gives_nothing_to_a_position_out_of_reach():
     row = torch.tensor([[0.3, 0.1, 0.0, 0.2]], dtype=torch.float64)
     in_prompt = torch.tensor([True, True, True, False])
-    found = target(row, SOLUTION, in_prompt, "shuffle", torch.tensor([1, 2, 0, 3]))
-    assert found[0, 2] == 0
-    assert found.sum().item() == pytest.approx(1)
+    actual = target(row, SOLUTION, in_prompt, "shuffle", torch.tensor([1, 2, 0, 3]))
+    assert actual[0, 2] == 0
+    assert actual.sum().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("handling", ["project", "redistribute", "shuffle"])

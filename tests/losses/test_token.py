@@ -61,10 +61,10 @@ def loop_loss(hidden, head, teacher_hidden, teacher_head, *, kind, beta, tempera
         return [w / sum(weights) for w in weights]
 
     losses = []
-    for mine, theirs in zip(hidden.tolist(), teacher_hidden.tolist(), strict=True):
+    for student_row, teacher_row in zip(hidden.tolist(), teacher_hidden.tolist(), strict=True):
         total = 0.0
         divergence = 0.0
-        for s, t in zip(distribution(mine, head), distribution(theirs, teacher_head), strict=True):
+        for s, t in zip(distribution(student_row, head), distribution(teacher_row, teacher_head), strict=True):
             m = beta * t + (1 - beta) * s
             term = {
                 "forward_kl": t * math.log(t / s),
@@ -128,12 +128,12 @@ def test_chunked_equals_definition(case):
     tensors, options, chunk = case
     weights = torch.rand(tensors[0].shape[0], dtype=torch.float64)
     expected = token_loss(*tensors, weights_T=weights, impl="reference", **options)
-    found = token_loss(*tensors, weights_T=weights, impl="chunked", chunk_tokens=chunk, **options)
+    actual = token_loss(*tensors, weights_T=weights, impl="chunked", chunk_tokens=chunk, **options)
     for name in expected._fields:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
     expected_gradients = gradients(1.7 * expected.loss, *tensors[:2])
-    for mine, theirs in zip(gradients(1.7 * found.loss, *tensors[:2]), expected_gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-7)
+    for gradient, wanted in zip(gradients(1.7 * actual.loss, *tensors[:2]), expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=1e-9, rtol=1e-7)
 
 
 @pytest.mark.parametrize("top_k", [None, 3])
@@ -143,12 +143,12 @@ def test_a_registered_divergence_runs_in_chunks(fourth_kind, clip, top_k, caplog
     options = {"divergence": fourth_kind, "clip": clip, "clip_threshold": 0.004, "top_k": top_k}
     expected = token_loss(*case, impl="reference", **options)
     for impl in ("chunked", "auto"):
-        found = token_loss(*case, impl=impl, chunk_tokens=2, **options)
+        actual = token_loss(*case, impl=impl, chunk_tokens=2, **options)
         for name in expected._fields:
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-12, rtol=1e-10)
+            torch.testing.assert_close(getattr(actual, name), getattr(expected, name), atol=1e-12, rtol=1e-10)
         expected_gradients = gradients(expected.loss, *case[:2], retain_graph=True)
-        for mine, theirs in zip(gradients(found.loss, *case[:2]), expected_gradients, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-9)
+        for gradient, wanted in zip(gradients(actual.loss, *case[:2]), expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, wanted, atol=1e-12, rtol=1e-9)
     said = ["no log_terms of its own; autograd computes them" in record.getMessage() for record in caplog.records]
     assert said == ([True] if fourth_kind == "hellinger" else [])
 
@@ -179,9 +179,9 @@ def test_closed_form_of_the_pointwise_gradient():
     (gradient,) = torch.autograd.grad(output.loss, hidden)
     student = (head.logits(hidden) / tau).softmax(-1)[0].detach()
     teacher = (teacher_head.logits(teacher_hidden) / tau).softmax(-1)[0].detach()
-    kept = teacher * (teacher / student).log() <= threshold
-    assert 0 < kept.sum() < 11
-    torch.testing.assert_close(gradient[0], (student * teacher[kept].sum() - teacher * kept) / tau)
+    unclipped = teacher * (teacher / student).log() <= threshold
+    assert 0 < unclipped.sum() < 11
+    torch.testing.assert_close(gradient[0], (student * teacher[unclipped].sum() - teacher * unclipped) / tau)
 
 
 @given(seed=st.integers(0, 99), kind=st.sampled_from(KINDS))
@@ -237,19 +237,19 @@ def test_entries_of_probability_zero_beside_the_top(kind, impl, masked):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("logit", [-84.0, -88.0, -92.0, -120.0, -800.0])
 def test_what_is_not_among_the_top_is_floored_as_one_event(logit, kind, clip):
-    """Fifty entries, one by one below the smallest number a logarithm is taken of, together above it or not."""
+    """Fifty entries: each alone is below the floor of the logarithm, all together are above it or not."""
     hidden, head, teacher_hidden, teacher_head = make_case(vocabulary=53, bias=True)
     rest = (torch.arange(53) >= 3).double()
     options = {"divergence": kind, "clip": clip, "clip_threshold": 20.0, "top_k": 3}
     for student_logit, teacher_logit in ((logit, -6.0), (-6.0, logit), (logit, logit)):
-        mine = replace(head, bias_V=(student_logit * rest).requires_grad_())
-        case = (hidden, mine, teacher_hidden, replace(teacher_head, bias_V=teacher_logit * rest))
+        student_head = replace(head, bias_V=(student_logit * rest).requires_grad_())
+        case = (hidden, student_head, teacher_hidden, replace(teacher_head, bias_V=teacher_logit * rest))
         expected = token_loss(*case, impl="reference", **options)
-        found = token_loss(*case, impl="chunked", chunk_tokens=2, **options)
+        actual = token_loss(*case, impl="chunked", chunk_tokens=2, **options)
         for name in expected._fields:
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
-        pairs = zip(gradients(found.loss, hidden, mine), gradients(expected.loss, hidden, mine), strict=True)
-        for gradient, wanted in pairs:
+            torch.testing.assert_close(getattr(actual, name), getattr(expected, name), atol=1e-10, rtol=1e-8)
+        both = (gradients(output.loss, hidden, student_head) for output in (actual, expected))
+        for gradient, wanted in zip(*both, strict=True):
             torch.testing.assert_close(gradient, wanted, atol=1e-9, rtol=1e-7)
 
 
@@ -296,11 +296,11 @@ def test_low_precision_is_no_further_from_the_truth_than_the_plain_computation(c
 
     def errors(impl):
         output = token_loss(low, low_head, low_teacher, low_head, impl=impl, **options)
-        found = [output.loss[None], *gradients(output.loss, low, low_head)]
-        return [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+        actual = [output.loss[None], *gradients(output.loss, low, low_head)]
+        return [relative_error(a, b) for a, b in zip(actual, expected, strict=True)]
 
-    for mine, theirs in zip(errors("chunked"), errors("reference"), strict=True):
-        assert mine <= 1.5 * theirs + 1e-5  # float32's errors depend on the order in which a CPU adds
+    for error, plain_error in zip(errors("chunked"), errors("reference"), strict=True):
+        assert error <= 1.5 * plain_error + 1e-5  # float32's errors depend on the order in which a CPU adds
 
 
 def test_a_frozen_head_gets_no_gradient_and_the_teacher_never_does():
@@ -310,9 +310,9 @@ def test_a_frozen_head_gets_no_gradient_and_the_teacher_never_does():
     for impl in ("reference", "chunked"):
         loss = token_loss(hidden, head.detach(), teacher_hidden, teacher_head, impl=impl).loss
         leaves = [hidden, teacher_hidden, teacher_head.weight_VE]
-        mine, *theirs = torch.autograd.grad(loss, leaves, allow_unused=True)
-        assert mine is not None
-        assert theirs == [None, None]
+        student, *teacher = torch.autograd.grad(loss, leaves, allow_unused=True)
+        assert student is not None
+        assert teacher == [None, None]
 
 
 def test_workspace_is_bounded_for_any_length():

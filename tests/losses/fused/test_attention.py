@@ -73,16 +73,16 @@ def move(layer, dtype, device="cpu"):
     )
 
 
-def assert_close(found, expected, student, exact, tolerance):
+def assert_close(actual, expected, student, exact, tolerance):
     """Readings, and gradients by their size in the whole."""
     for name in expected._fields[1:]:
-        mine, theirs = getattr(found, name).double().cpu(), getattr(expected, name).cpu()
-        torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+        reading, wanted = getattr(actual, name).double().cpu(), getattr(expected, name).cpu()
+        torch.testing.assert_close(reading, wanted, atol=tolerance, rtol=tolerance)
     expected_gradients = gradients(1.7 * expected.loss, exact)
     scale = max(gradient.abs().max() for gradient in expected_gradients).clamp_min(1e-6)
-    for mine, theirs in zip(gradients(1.7 * found.loss, student), expected_gradients, strict=True):
-        assert mine.dtype == student.query_HTD.dtype
-        torch.testing.assert_close(mine.double() / scale, theirs / scale, atol=10 * tolerance, rtol=0)
+    for gradient, wanted in zip(gradients(1.7 * actual.loss, student), expected_gradients, strict=True):
+        assert gradient.dtype == student.query_HTD.dtype
+        torch.testing.assert_close(gradient.double() / scale, wanted / scale, atol=10 * tolerance, rtol=0)
 
 
 def check(alignment, layers, dtype, tolerance, device="cpu", **options):
@@ -91,8 +91,8 @@ def check(alignment, layers, dtype, tolerance, device="cpu", **options):
     exact, exact_teacher = move(student, torch.float64, device), move(teacher, torch.float64, device).detach()
     weights_T = torch.rand(alignment.num_tokens, dtype=torch.float64)
     expected = attention_loss(exact, exact_teacher, alignment, weights_T=weights_T, impl="reference", **options)
-    found = attention_loss(student, teacher, alignment, weights_T=weights_T, impl="fused", **options)
-    assert_close(found, expected, student, exact, tolerance)
+    actual = attention_loss(student, teacher, alignment, weights_T=weights_T, impl="fused", **options)
+    assert_close(actual, expected, student, exact, tolerance)
 
 
 @st.composite
@@ -165,12 +165,12 @@ def check_batch(alignments, student, teacher, tolerance, **options):
     seeds = list(range(len(alignments)))
     common = {"weights_T": weights_T, "shuffle_seeds": seeds, **options}
     expected = attention_losses(exact, exact_teacher, alignments, impl="reference", **common)
-    found = attention_losses(student, teacher, alignments, impl="fused", **common)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, atol=tolerance, rtol=tolerance)
+    actual = attention_losses(student, teacher, alignments, impl="fused", **common)
+    for reading, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(reading.double(), wanted, atol=tolerance, rtol=tolerance)
     true = torch.autograd.grad(expected.loss, [exact.query_BHND, exact.key_BKND])
-    mine = torch.autograd.grad(found.loss, [student.query_BHND, student.key_BKND])
-    for a, b in zip(mine, true, strict=True):
+    actual_gradients = torch.autograd.grad(actual.loss, [student.query_BHND, student.key_BKND])
+    for a, b in zip(actual_gradients, true, strict=True):
         torch.testing.assert_close(a.double() / b.abs().max(), b / b.abs().max(), atol=10 * tolerance, rtol=0)
         assert (a[b == 0] == 0).all()
 
@@ -200,10 +200,10 @@ def test_strides_of_all_kinds():
     wide = torch.randn(2, 9, 17)
     wide[:, :6, 1:] = student.query_HTD.detach()
     strange = replace(student, query_HTD=wide[:, :6, 1:].requires_grad_())
-    found = attention_loss(strange, teacher, alignment, impl="fused")
-    torch.testing.assert_close(found.loss, expected.loss)
-    for mine, theirs in zip(gradients(found.loss, strange), gradients(expected.loss, student), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+    actual = attention_loss(strange, teacher, alignment, impl="fused")
+    torch.testing.assert_close(actual.loss, expected.loss)
+    for gradient, wanted in zip(gradients(actual.loss, strange), gradients(expected.loss, student), strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-4)
 
 
 @interpreter
@@ -282,9 +282,9 @@ def test_what_has_no_kernel_is_chunked_and_said_once(change, reason, caplog):
     student, teacher = make_layers(alignment, head_size=16, dtype=torch.float32)
     student, teacher, alignment = change(student, teacher, alignment)
     with caplog.at_level(logging.WARNING):
-        found = [attention_loss(student, teacher, alignment, impl="fused").loss for _ in range(2)]
+        actual = [attention_loss(student, teacher, alignment, impl="fused").loss for _ in range(2)]
     assert [reason in record.getMessage() for record in caplog.records] == [True]
-    assert found[0] == found[1] == attention_loss(student, teacher, alignment, impl="chunked").loss
+    assert actual[0] == actual[1] == attention_loss(student, teacher, alignment, impl="chunked").loss
 
 
 @interpreter
@@ -308,11 +308,11 @@ def test_a_divergence_without_a_kernel_is_chunked_or_refused(fourth_kind, caplog
     with pytest.raises(ConfigError, match=f"fused has no kernel for divergence: {fourth_kind}; use impl: auto"):
         attention_loss(student, teacher, alignment, divergence=fourth_kind, impl="fused")
     query = student.query_HTD.detach().as_subclass(OnGpu)
-    found = [
+    actual = [
         attention_loss(replace(student, query_HTD=query), teacher, alignment, divergence=fourth_kind).loss
         for _ in range(2)
     ]
-    assert found[0] == found[1] == attention_loss(student, teacher, alignment, divergence=fourth_kind).loss
+    assert actual[0] == actual[1] == attention_loss(student, teacher, alignment, divergence=fourth_kind).loss
     assert sum("no kernel for divergence" in record.getMessage() for record in caplog.records) == 1
 
 
@@ -430,18 +430,18 @@ def test_gpu_low_precision_is_no_further_from_the_truth_than_the_plain_computati
     def plain():
         from opasd.losses.divergence import divergence
 
-        mine = rows(student, on_device.student_query, on_device.student_shared)
-        theirs = rows(teacher, on_device.teacher_query, on_device.teacher_shared)
-        return divergence(theirs, mine, kind).mean()
+        student_rows = rows(student, on_device.student_query, on_device.student_shared)
+        teacher_rows = rows(teacher, on_device.teacher_query, on_device.teacher_shared)
+        return divergence(teacher_rows, student_rows, kind).mean()
 
     def errors(loss):
-        found = [loss[None], *gradients(loss, student)]
-        return [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+        actual = [loss[None], *gradients(loss, student)]
+        return [relative_error(a, b) for a, b in zip(actual, expected, strict=True)]
 
     fused = errors(attention_loss(student, teacher, alignment, divergence=kind, impl="fused").loss)
     naive = errors(plain())
     record_property("errors", [fused, naive])
-    assert all(mine <= theirs for mine, theirs in zip(fused, naive, strict=True)), (fused, naive)
+    assert all(a <= b for a, b in zip(fused, naive, strict=True)), (fused, naive)
 
 
 @pytest.mark.gpu
@@ -463,8 +463,8 @@ def test_gpu_memory_at_4096_steps():
 def test_gpu_is_what_auto_takes():
     alignment = real_alignment(tokens=40)
     student, teacher = (move(x, torch.bfloat16, "cuda") for x in make_layers(alignment, head_size=64))
-    found, fused, chunked = (
+    auto, fused, chunked = (
         attention_loss(student, teacher, alignment, impl=impl).loss for impl in ("auto", "fused", "chunked")
     )
-    assert found == fused
-    assert found != chunked
+    assert auto == fused
+    assert auto != chunked

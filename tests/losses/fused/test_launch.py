@@ -20,15 +20,15 @@ SETTINGS = {"SIZE": 8, "WIDE": True, "num_warps": 4}
 
 
 def compiled_for(argument):
-    """What Triton tells one argument from another by, with and without its alignment and value."""
+    """How Triton distinguishes arguments, with and without their alignment and value."""
     ways = ((True, True), (True, False), (False, False))
     return [native_specialize_impl(CUDABackend, argument, False, *way) for way in ways]
 
 
 def test_what_triton_compiles_differently_for_is_described_differently():
     known = [(described(argument), compiled_for(argument)) for argument in ARGUMENTS]
-    for (mine, theirs), (my_other, their_other) in product(known, known):
-        assert mine != my_other or theirs == their_other
+    for (ours, triton_s), (our_other, triton_s_other) in product(known, known):
+        assert ours != our_other or triton_s == triton_s_other
 
 
 def test_aligned_and_other_sizes_share_a_description():
@@ -44,7 +44,7 @@ def test_what_no_kernel_takes_is_refused():
 
 
 class Kernel:
-    """Stands for a kernel: notes what it is compiled for, and what a compiled one is launched with."""
+    """A kernel that records what it is compiled for, and what its compiled versions are launched with."""
 
     arg_names = ("X", "count", "scale", "WIDE", "SIZE")
 
@@ -107,15 +107,15 @@ def test_anything_else_is_triton_s_to_find(arguments, constants):
     assert len(kernel.compiled) == 2
 
 
-def test_kernels_are_told_apart():
-    one, other = Kernel(), Kernel()
-    for kernel in (one, other, other):
+def test_kernels_are_distinguished():
+    first, second = Kernel(), Kernel()
+    for kernel in (first, second, second):
         launch(kernel, (1,), torch.zeros(32), 48, 0.5, **SETTINGS)
-    assert len(one.compiled) == len(other.compiled) == len(other.launched) == 1
-    assert not one.launched
+    assert len(first.compiled) == len(second.compiled) == len(second.launched) == 1
+    assert not first.launched
 
 
-def test_a_constant_that_is_missing_is_told_before_anything_runs():
+def test_a_missing_constant_is_named_before_anything_runs():
     kernel = Kernel()
     with pytest.raises(KeyError, match="SIZE"):
         launch(kernel, (1,), torch.zeros(32), 48, 0.5, WIDE=True)

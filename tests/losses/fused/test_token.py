@@ -24,7 +24,7 @@ QWEN = 151_936
 
 
 def convert(case, dtype, device="cpu"):
-    """The case's tensors in another precision, as leaves again; one head for both where it was one."""
+    """The case's tensors in another precision, as leaves again; one head for both roles if they shared it."""
     hidden, head, teacher_hidden, teacher_head = case
 
     def leaf(tensor):
@@ -33,9 +33,9 @@ def convert(case, dtype, device="cpu"):
     def converted(head):
         return replace(head, weight_VE=leaf(head.weight_VE), bias_V=leaf(head.bias_V))
 
-    mine = converted(head)
-    theirs = mine.detach() if teacher_head.weight_VE is head.weight_VE else converted(teacher_head)
-    return leaf(hidden), mine, leaf(teacher_hidden), theirs
+    student_head = converted(head)
+    teacher_head = student_head.detach() if teacher_head.weight_VE is head.weight_VE else converted(teacher_head)
+    return leaf(hidden), student_head, leaf(teacher_hidden), teacher_head
 
 
 def share_head(case):
@@ -55,11 +55,13 @@ def plain(hidden, head, teacher_hidden, teacher_head, *, divergence, temperature
     return (teacher.exp() * (teacher - mixture) + student.exp() * (student - mixture)).sum(-1) / 2
 
 
-def assert_close(found, expected, tolerance):
+def assert_close(actual, expected, tolerance):
     """Values by their size in the whole, as a sum over a vocabulary of positive and negative terms allows."""
     for name in expected._fields:
-        mine, theirs = getattr(found, name).double().cpu(), getattr(expected, name).cpu()
-        torch.testing.assert_close(mine, theirs, atol=tolerance * max(1.0, theirs.abs().max().item()), rtol=tolerance)
+        reading, wanted = getattr(actual, name).double().cpu(), getattr(expected, name).cpu()
+        torch.testing.assert_close(
+            reading, wanted, atol=tolerance * max(1.0, wanted.abs().max().item()), rtol=tolerance
+        )
 
 
 @interpreter
@@ -77,11 +79,11 @@ def test_values_and_gradients_equal_the_definition(case, wide, shared):
     low = convert(exact, torch.float32)
     weights = torch.rand(low[0].shape[0], dtype=torch.float64)
     expected = token_loss(*exact, weights_T=weights, impl="reference", **options)
-    found = token_loss(*low, weights_T=weights, impl="fused", chunk_tokens=chunk, **options)
-    assert_close(found, expected, 2e-5)
+    actual = token_loss(*low, weights_T=weights, impl="fused", chunk_tokens=chunk, **options)
+    assert_close(actual, expected, 2e-5)
     expected_gradients = gradients(1.7 * expected.loss, *exact[:2])
-    for mine, theirs in zip(gradients(1.7 * found.loss, *low[:2]), expected_gradients, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, atol=5e-5 * theirs.abs().max().item() + 1e-7, rtol=1e-3)
+    for gradient, wanted in zip(gradients(1.7 * actual.loss, *low[:2]), expected_gradients, strict=True):
+        torch.testing.assert_close(gradient.double(), wanted, atol=5e-5 * wanted.abs().max().item() + 1e-7, rtol=1e-3)
 
 
 @interpreter
@@ -105,14 +107,15 @@ def check_error(case, kind, dtype, device="cpu"):
     expected = [truth.divergence_T, *gradients(truth.loss, *exact[:2])]
 
     def errors(divergence_T, loss):
-        found = [divergence_T, *gradients(loss, *low[:2])]
-        return [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+        actual = [divergence_T, *gradients(loss, *low[:2])]
+        return [relative_error(a, b) for a, b in zip(actual, expected, strict=True)]
 
     output = token_loss(*low, impl="fused", weights_T=weights, **options)
     other_T = plain(*low, **options)
-    mine, theirs = errors(output.divergence_T, output.loss), errors(other_T, (weights * other_T).sum())
-    assert all(a <= b for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
-    return mine, theirs
+    kernel_errors = errors(output.divergence_T, output.loss)
+    plain_errors = errors(other_T, (weights * other_T).sum())
+    assert all(a <= b for a, b in zip(kernel_errors, plain_errors, strict=True)), (kernel_errors, plain_errors)
+    return kernel_errors, plain_errors
 
 
 @interpreter
@@ -138,14 +141,14 @@ def test_vocabulary_entries_of_probability_zero(kind, top_k):
     case = hidden, replace(head, bias_V=bias), teacher_hidden, replace(teacher_head, bias_V=bias.flip(0))
     low = convert(case, torch.float32)
     expected = token_loss(*case, divergence=kind, top_k=top_k, impl="reference")
-    found = token_loss(*low, divergence=kind, top_k=top_k, impl="fused")
-    assert_close(found, expected, 1e-5)
-    for mine, theirs in zip(
-        torch.autograd.grad(found.loss, (low[0], low[1].weight_VE)),
+    actual = token_loss(*low, divergence=kind, top_k=top_k, impl="fused")
+    assert_close(actual, expected, 1e-5)
+    for gradient, wanted in zip(
+        torch.autograd.grad(actual.loss, (low[0], low[1].weight_VE)),
         torch.autograd.grad(expected.loss, (hidden, head.weight_VE)),
         strict=True,
     ):
-        torch.testing.assert_close(mine.double(), theirs, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(gradient.double(), wanted, atol=1e-5, rtol=1e-4)
 
 
 @interpreter
@@ -181,8 +184,8 @@ def test_without_gradients_only_the_readings_are_made():
     case = convert(make_case(), torch.float32)
     expected = token_loss(*case, impl="fused")
     with torch.no_grad():
-        found = token_loss(*case, impl="fused")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        actual = token_loss(*case, impl="fused")
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_a_device_without_kernels_is_named(monkeypatch):
@@ -214,9 +217,9 @@ def test_what_has_no_kernel_is_chunked_and_said_once(caplog):
     hidden, *rest = convert(make_case(), torch.bfloat16)
     hidden = hidden.detach().float()
     with torch.no_grad():
-        found = [token_loss(hidden.as_subclass(OnGpu), *rest).loss for _ in range(2)]
+        actual = [token_loss(hidden.as_subclass(OnGpu), *rest).loss for _ in range(2)]
     assert ["got bfloat16, float32" in record.getMessage() for record in caplog.records] == [True]
-    assert found[0] == found[1] == token_loss(hidden, *rest, impl="chunked").loss
+    assert actual[0] == actual[1] == token_loss(hidden, *rest, impl="chunked").loss
 
 
 @interpreter
@@ -224,8 +227,8 @@ def test_a_divergence_without_a_kernel_is_chunked_or_refused(fourth_kind, caplog
     hidden, *rest = (item.detach() for item in convert(make_case(), torch.float32))
     with pytest.raises(ConfigError, match=f"fused has no kernel for divergence: {fourth_kind}; use impl: auto"):
         token_loss(hidden, *rest, divergence=fourth_kind, impl="fused")
-    found = [token_loss(hidden.as_subclass(OnGpu), *rest, divergence=fourth_kind).loss for _ in range(2)]
-    assert found[0] == found[1] == token_loss(hidden, *rest, divergence=fourth_kind, impl="chunked").loss
+    actual = [token_loss(hidden.as_subclass(OnGpu), *rest, divergence=fourth_kind).loss for _ in range(2)]
+    assert actual[0] == actual[1] == token_loss(hidden, *rest, divergence=fourth_kind, impl="chunked").loss
     assert sum("no kernel for divergence" in record.getMessage() for record in caplog.records) == 1
 
 
@@ -303,12 +306,12 @@ def check_gpu(dtype, tolerance, *, vocabulary, bias=False, scale=1.0, softcap=No
     weights = torch.rand(150)
     weights[::7] = 0
     expected = token_loss(*exact, weights_T=weights, impl="reference", **options)
-    found = token_loss(*low, weights_T=weights, impl="fused", chunk_tokens=64, **options)
+    actual = token_loss(*low, weights_T=weights, impl="fused", chunk_tokens=64, **options)
     for name in expected._fields:
-        assert relative_error(getattr(found, name)[None], getattr(expected, name)[None]) < tolerance, name
+        assert relative_error(getattr(actual, name)[None], getattr(expected, name)[None]) < tolerance, name
     expected_gradients = gradients(expected.loss, *exact[:2])
-    for mine, theirs in zip(gradients(found.loss, *low[:2]), expected_gradients, strict=True):
-        assert relative_error(mine, theirs) < tolerance
+    for gradient, wanted in zip(gradients(actual.loss, *low[:2]), expected_gradients, strict=True):
+        assert relative_error(gradient, wanted) < tolerance
 
 
 @pytest.mark.gpu
@@ -319,8 +322,8 @@ def test_gpu_low_precision_is_nearer_to_the_truth_than_low_precision_logits(kind
     case = gpu_case(256, 1024, QWEN)
     if not shared:
         case = (*case[:3], replace(case[3].detach(), weight_VE=case[3].weight_VE.detach() * 1.01))
-    mine, theirs = check_error(case, kind, dtype, "cuda")
-    record_property("errors", f"fused {mine}, plain {theirs}")
+    kernel_errors, plain_errors = check_error(case, kind, dtype, "cuda")
+    record_property("errors", f"fused {kernel_errors}, plain {plain_errors}")
 
 
 @pytest.mark.gpu
