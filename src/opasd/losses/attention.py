@@ -187,7 +187,7 @@ def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:
 
 
 def attention_heads(role: LayerAttention, query_position_T: Tensor) -> Tensor:
-    """Each head's attention [H, T, S]; a row sums to one, less what a sink takes."""
+    """Each head's attention [H, T, S]; a row sums to one, minus the share of a sink."""
     dtype = wide(role.query_HTD.dtype)
     num_heads, num_keys = role.query_HTD.shape[0], role.key_KSD.shape[1]
     key_HSD = role.key_KSD.to(dtype).repeat_interleave(num_heads // role.key_KSD.shape[0], 0)

@@ -284,10 +284,8 @@ def _masses(row, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
 def _boosts(
     row, solution, teacher_mass, prompt_mass, WINDOWED: tl.constexpr, HANDLING: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """What the prompt's positions get of the solution's attention, per unit of their own and of the permuted one's.
-
-    The third number is the target's mass with it.
-    """
+    """How the solution's attention is given to the prompt: in proportion to its positions' own attention, by `boost`,
+    or to the attention that they receive by the permutation, by `shuffled_boost`; and the target's mass with it."""
     PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
     boost = 0.0
     shuffled_boost = 0.0

@@ -54,7 +54,7 @@ class LaunchPlan(NamedTuple):
     solution: Tensor
     """For each teacher key whether it belongs to the solution."""
     permuted: Tensor
-    """For each student key in the prompt the one of which it gets the share; empty unless shuffled."""
+    """For each student key in the prompt, the key that gives it its share; empty unless shuffled."""
     weights: Tensor
     chunks: list[PlaneChunk]
     num_rows: int
