@@ -298,13 +298,13 @@ def batches(lengths: Tensor, settings: Settings) -> Iterator[list[tuple[Tensor, 
     orders = [torch.empty(0, dtype=torch.long) for _ in groups]
     for _ in range(settings.steps):
         drawn = []
-        for place, (group, count) in enumerate(zip(groups, counts, strict=True)):
+        for number, (group, count) in enumerate(zip(groups, counts, strict=True)):
             if count == 0:
                 continue
-            while len(orders[place]) < count:
-                orders[place] = torch.cat([orders[place], group[torch.randperm(len(group), generator=generator)]])
-            drawn.append((orders[place][:count], widths[place]))
-            orders[place] = orders[place][count:]
+            while len(orders[number]) < count:
+                orders[number] = torch.cat([orders[number], group[torch.randperm(len(group), generator=generator)]])
+            drawn.append((orders[number][:count], widths[number]))
+            orders[number] = orders[number][count:]
         yield drawn
 
 

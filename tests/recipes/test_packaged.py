@@ -13,7 +13,7 @@ from opasd.data.problems import Problem, load_problems
 from opasd.data.sets import load_set
 from opasd.evaluation.benchmarks import find_benchmarks, load
 from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
-from opasd.recipes.evaluate import EvaluateConfig
+from opasd.recipes.evaluate import to_evaluate
 from opasd.recipes.reading import parse_yaml, read_yaml
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
@@ -87,7 +87,7 @@ def test_every_recipe_parses_and_describes_itself(name: str) -> None:
     assert "\n" not in recipe.description
     assert recipe.group in GROUPS
     assert isinstance(recipe.config(), RunConfig)
-    assert isinstance(recipe.evaluation(), EvaluateConfig)
+    assert recipe.evaluate is not None
     assert bool(recipe.expects) == (recipe.group == "paper")
 
 
@@ -131,8 +131,7 @@ def test_the_papers_hyperparameters_hold_for_any_number_of_processes(name: str) 
     )  # fmt: skip
     assert (config.prompts.student_thinking, config.prompts.teacher_thinking) == (False, True)
     assert config.teacher.update == (name.partition("-")[2] if name.startswith("teacher-") else "frozen")
-    evaluation = RECIPES[name].evaluation()
-    assert evaluation is not None
+    evaluation = to_evaluate(RECIPES[name].evaluate or {}, name)
     assert evaluation.benchmarks == ("aime24", "aime25", "aime26", "hmmt25")
     assert evaluation.profile == "paper"
     assert evaluation.budgets == ((16_384, 28_672, 38_912) if name.startswith("budgets-") else ())
@@ -157,9 +156,8 @@ def test_small_recipes_have_the_same_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("arithmetic")])
 def test_arithmetic_is_trained_validated_and_evaluated_on_different_problems(name: str) -> None:
-    config, evaluation = RECIPES[name].config(), RECIPES[name].evaluation()
+    config, evaluation = RECIPES[name].config(), to_evaluate(RECIPES[name].evaluate or {}, name)
     (held,) = config.validation_data.values()
-    assert evaluation is not None
     (tested,) = find_benchmarks(list(evaluation.benchmarks))
     parts = [load_set(config.data, "train"), load_set(held, "validation"), load(tested).problems]
     questions = [problem.question for part in parts for problem in part]

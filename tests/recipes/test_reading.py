@@ -12,6 +12,7 @@ from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes import load_recipe
 from opasd.recipes.checking import to_config
+from opasd.recipes.evaluate import to_evaluate
 from opasd.recipes.reading import parse_value, parse_yaml, read_yaml, write_yaml
 
 
@@ -40,8 +41,8 @@ def test_evaluation_settings_are_inherited_and_checked(tmp_path: Path) -> None:
     child = load_recipe(str(tmp_path / "a.yaml"))
     assert child.evaluate_only
     assert child.parents == ("base-qwen3-4b", "opasd-qwen3-4b", "opasd-qwen3-1.7b")
-    evaluation = child.evaluation()
-    assert evaluation is not None
+    assert child.evaluate is not None
+    evaluation = to_evaluate(child.evaluate, "child")
     assert evaluation.flags() == [
         "--benchmarks", "aime24,aime25,aime26,hmmt25", "--profile", "paper", "--samples", "4",
     ]  # fmt: skip
@@ -91,7 +92,7 @@ def test_a_wrong_key_or_value_is_named_with_its_path(text: str, message: str) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3", 'line 3, column 1: the key "a" stands twice'),
+        ("a: 1\nb: 2\na: 3", 'line 3, column 1: the key "a" is repeated'),
         ("1: 2", "the key 1 is not text"),
         ("- a", "holds a list"),
         ("hello", "holds the single value 'hello'"),

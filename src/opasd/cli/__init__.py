@@ -57,7 +57,7 @@ def _find_command(args: list[str]) -> tuple[Callable[[list[str]], int], list[str
     """Return the function that the first word names, and the other words."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     if not args or args[0] in ("-h", "--help", "help"):
-        return lambda _: _print_help(names, asked=bool(args)), []
+        return lambda _: _print_help(names, exit_code=0 if args else USER_MISTAKE), []
     name, rest = args[0], args[1:]
     if name == "--version":
         return _print_version, rest
@@ -97,7 +97,7 @@ def _print_version(_: list[str]) -> int:
     return 0
 
 
-def _print_help(commands: list[str], *, asked: bool) -> int:
+def _print_help(commands: list[str], *, exit_code: int) -> int:
     lines = ["usage: opasd COMMAND ...", "", "On-policy attention self-distillation.", "", "commands:"]
     for name in commands:
         about = (importlib.import_module(f"opasd.cli.{name}").__doc__ or "").strip().splitlines()[0]
@@ -109,4 +109,4 @@ def _print_help(commands: list[str], *, asked: bool) -> int:
         EXIT_CODES,
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-    return 0 if asked else USER_MISTAKE
+    return exit_code

@@ -1,4 +1,4 @@
-"""`accelerate launch` of N processes, without its own account of a failed one: that has said what was wrong.
+"""`accelerate launch` of N processes, without its messages about a failed one, which has printed its own.
 
 python -m opasd.cli._launcher N ARGS...     runs `opasd train ARGS` in N processes
 """

@@ -17,11 +17,11 @@ def run(args: list[str]) -> int:
     listing = actions.add_parser("list", help="names and descriptions (what `opasd recipes` alone does)")
     listing.add_argument("--json", action="store_true", help="print a JSON list")
     for action, about in (("show", "print a recipe"), ("copy", "write a recipe to a file that does not exist yet")):
-        one = actions.add_parser(action, help=about)
-        one.add_argument("name", metavar="NAME", help="a recipe's name, or a file")
-        one.add_argument("--full", action="store_true", help="every field, instead of what differs from the parent")
+        command = actions.add_parser(action, help=about)
+        command.add_argument("name", metavar="NAME", help="a recipe's name, or a file")
+        command.add_argument("--full", action="store_true", help="every field, instead of what differs from the parent")
         if action == "copy":
-            one.add_argument("to", metavar="TO", nargs="?", help="file or folder; unset: NAME.yaml here")
+            command.add_argument("to", metavar="TO", nargs="?", help="file or folder; unset: NAME.yaml here")
     # Behind a flag argparse no longer takes TO.
     options = parser.parse_args([word for word in args if word != "--full"])
     full = "--full" in args

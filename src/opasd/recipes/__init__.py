@@ -1,10 +1,10 @@
-"""Recipes: YAML files that hold what differs from the defaults or, with `extends`, from another recipe.
+"""Recipes: YAML files with what differs from the defaults or, with `extends`, from another recipe.
 
-The packaged ones lie in folders: `lab` (the embedded model), `paper` (one for each published number), `open` (what the
-paper leaves open), `small` (a pretrained model on one GPU, in minutes). Five keys do not reach a run: `extends`
-(another recipe's name, or a file relative to this one), `description` (one line), `expects` (the published number it
-should reproduce), `evaluate` (how `opasd sweep` evaluates the result; a parent's holds too) and `evaluate_only` (the
-model as it is: nothing is trained; a parent's holds too).
+The packaged recipes lie in folders: `lab` (the embedded model), `paper` (one for each published number), `open` (what
+the paper leaves open), `small` (a pretrained model on one GPU, in minutes). Five keys do not reach a run: `extends`
+(another recipe's name, or a file relative to this one), `description` (one line), `expects` (the published number that
+it should reproduce), `evaluate` (how `opasd sweep` evaluates the result) and `evaluate_only` (the model is evaluated
+untrained). A recipe inherits the last two.
 
     config = load_recipe("opasd-qwen3-1.7b").config()
 """
@@ -19,7 +19,7 @@ from typing import Any
 from opasd.config import RunConfig
 from opasd.errors import ConfigError, error_prefix
 from opasd.recipes.checking import to_config
-from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
+from opasd.recipes.evaluate import to_evaluate
 from opasd.recipes.reading import parse_yaml, read_text
 
 FOLDER = Path(__file__).parent
@@ -35,7 +35,7 @@ _MAX_PARENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A configuration with a name, and what is said about it."""
+    """A named configuration and its description."""
 
     name: str
     where: str
@@ -44,39 +44,35 @@ class Recipe:
     description: str = ""
     expects: Any = None
     evaluate: Mapping[str, Any] | None = None
-    """How its result is evaluated; None where neither it nor a parent says."""
+    """How its result is evaluated; None if neither it nor a parent says."""
     evaluate_only: bool = False
-    """The model as it is: nothing is trained."""
+    """Whether the model is evaluated untrained."""
     parents: tuple[str, ...] = ()
-    """What it extends, what that extends, and so on."""
+    """The recipe that it extends, the one that this extends, and so on."""
     group: str = ""
-    """The folder of a packaged one."""
+    """The folder of a packaged recipe."""
 
     def config(self) -> RunConfig:
-        """The checked configuration."""
+        """Return the checked configuration."""
         return to_config(self.values, self.where)
-
-    def evaluation(self) -> EvaluateConfig | None:
-        """The checked evaluation settings."""
-        return None if self.evaluate is None else to_evaluate(self.evaluate, self.where)
 
 
 DEFAULTS = Recipe("default", "the defaults", "", {}, "The defaults of every field.")
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package, group by group."""
+    """Return the names of the recipes that come with the package, group by group."""
     return list(_packaged())
 
 
 @cache
 def _packaged() -> dict[str, Path]:
-    files = {group: (FOLDER / group).glob("*.yaml") for group in GROUPS}
-    return {path.stem: path for several in files.values() for path in sorted(several, key=lambda path: path.stem)}
+    stems = {group: sorted(path.stem for path in (FOLDER / group).glob("*.yaml")) for group in GROUPS}
+    return {stem: FOLDER / group / f"{stem}.yaml" for group in GROUPS for stem in stems[group]}
 
 
 def load_recipe(name_or_file: str | None) -> Recipe:
-    """A packaged recipe by name, a file by its path ending in .yaml or .yml, or nothing for the defaults."""
+    """Return a packaged recipe by name, a file by a path that ends in .yaml or .yml, or the defaults for None."""
     return DEFAULTS if name_or_file is None else _load(_find(name_or_file, Path()), ())
 
 
@@ -126,9 +122,9 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values with others over them; null takes a set of validation problems away that was there."""
+    """Return a configuration's values with others over them; null removes a validation set that was there."""
     values = merged(below, above)
-    before, sets = (part.get("validation_data") for part in (below, values))
+    before, sets = below.get("validation_data"), values.get("validation_data")
     if isinstance(before, Mapping) and isinstance(sets, Mapping):
         values["validation_data"] = {
             name: data for name, data in sets.items() if data is not None or name not in before
@@ -137,7 +133,7 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, section by section; lists are replaced."""
+    """Return `above` laid over `below`, section by section; lists are replaced."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)

@@ -88,25 +88,25 @@ def _locate(loc: tuple[int | str, ...], root: type[Section]) -> tuple[tuple[str,
 
 
 def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotation: Any) -> str:
-    given = f"got {_show(fault['input'])}"
+    got = f"got {_show(fault['input'])}"
     match fault["type"]:
         case "extra_forbidden":
             return f"unknown key; {suggestion(keys[-1], section, keys[:-1])}"
         case "literal_error":
             words = [str(word) for part in (annotation, *get_args(annotation)) for word in _words(part)]
             near = difflib.get_close_matches(str(fault["input"]), words, 1, 0.5)
-            return f"{given}; use one of {', '.join(words)}" + (f" (did you mean {near[0]}?)" if near else "")
+            return f"{got}; use one of {', '.join(words)}" + (f" (did you mean {near[0]}?)" if near else "")
         case "value_error":
             return str(fault["msg"]).removeprefix("Value error, ")
         case "model_type" | "model_attributes_type" | "dict_type":
             inner = as_section(annotation)
             example = f", such as {next(iter(inner.model_fields))}" if inner else ""
-            return f"{given}; this is a section: give `key: value` lines under it{example}"
+            return f"{got}; this is a section: give `key: value` lines under it{example}"
         case "list_type" | "tuple_type":
-            return f"{given}; give a list such as [a, b]"
+            return f"{got}; give a list such as [a, b]"
         case _:
             message = str(fault["msg"])
-            return f"{given}; it must be {message.removeprefix('Input should be ')}"
+            return f"{got}; it must be {message.removeprefix('Input should be ')}"
 
 
 def _words(annotation: Any) -> tuple[Any, ...]:

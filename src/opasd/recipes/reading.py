@@ -1,7 +1,7 @@
 """YAML text ─► mapping and back: safe, bounded, without YAML 1.1's surprises.
 
-Only what a configuration needs is understood: text, numbers, true/false, null, lists, mappings with text keys. `no`,
-`12:30:00` and `2026-01-01` are text and `5e-6` is a number, unlike in YAML 1.1; a key given twice is an error.
+It reads what a configuration needs: text, numbers, true, false, null, lists, and mappings with text keys. `no`,
+`12:30:00` and `2026-01-01` are text and `5e-6` is a number, unlike in YAML 1.1; a repeated key is an error.
 """
 
 import re
@@ -16,7 +16,7 @@ from opasd.errors import ConfigError
 
 MAX_BYTES = 256 * 1024
 MAX_NODES = 20_000
-"""How much a file may hold once its aliases are written out."""
+"""The most values of a file with its aliases written out."""
 
 _INT = r"[-+]?[0-9]+"
 _FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -29,7 +29,7 @@ _SCALARS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """The pure Python loader: deep nesting is a RecursionError there and a crash in the C one."""
+    """The loader in pure Python: deep nesting raises RecursionError, and crashes the loader in C."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's own way to leave out what is inherited)
     yaml_constructors: dict[Any, Any] = {
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
             if key in mapping:
-                raise ConstructorError(None, None, f'the key "{key}" stands twice', key_node.start_mark)
+                raise ConstructorError(None, None, f'the key "{key}" is repeated', key_node.start_mark)
             mapping[key] = self.construct_object(value_node, deep=deep)
         return mapping
 
@@ -63,7 +63,7 @@ def _add_scalar(kind: str, pattern: str, first: list[str], convert: Any) -> None
 
 
 def _style(text: str) -> str | None:
-    """Lines as a block, and line breaks other than \\n escaped, which YAML would turn into spaces or \\n."""
+    """Return the style of a text: a block for lines, quotes for line breaks that YAML would turn into \\n or spaces."""
     if re.search("[\r\x85\u2028\u2029]", text):
         return '"'
     return "|" if "\n" in text else None
@@ -77,12 +77,12 @@ _Dumper.add_representer(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a file holds; an empty file is an empty mapping."""
+    """Return the mapping in a file; an empty file is an empty mapping."""
     return parse_yaml(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a small UTF-8 file."""
+    """Return the text of a small UTF-8 file."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -98,7 +98,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping that a text holds; `where` names it in messages."""
+    """Return the mapping in a text; `where` names it in messages."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -106,9 +106,9 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
         value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        what = error.problem or error.context or "not valid"
-        raise ConfigError(f"{where}{place}: {what}; correct the YAML there") from None
+        position = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        problem = error.problem or error.context or "not valid"
+        raise ConfigError(f"{where}{position}: {problem}; correct the YAML there") from None
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{where} is not valid YAML ({reason}); correct the file") from None
@@ -123,9 +123,9 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """What a text on the command line stands for: a number, true, false, null, a list, or itself.
+    """Return the value of a text on the command line: a number, true, false, null, a list, or the text itself.
 
-    It has no comments: `#` is a character like others.
+    It has no comments: `#` is an ordinary character.
     """
     if re.search(r"(?:^|\s)#", text) and not text.startswith(("'", '"')):
         return text
@@ -136,7 +136,7 @@ def parse_value(text: str) -> Any:
 
 
 def _check_size(node: yaml.Node | None, where: str) -> None:
-    """Counts nodes with aliases written out, so that a small file cannot stand for a huge or endless value."""
+    """Refuse a small file that its aliases make a huge or endless value."""
     waiting, seen = [node] if node is not None else [], 0
     while waiting:
         seen += 1
@@ -148,5 +148,5 @@ def _check_size(node: yaml.Node | None, where: str) -> None:
 
 
 def write_yaml(mapping: Mapping[str, Any]) -> str:
-    """The text that `parse_yaml` reads back as the same mapping."""
+    """Return the text that `parse_yaml` reads back as the same mapping."""
     return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

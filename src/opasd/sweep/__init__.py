@@ -1,1 +1,1 @@
-"""Many runs from one file: planned (`spec`), as commands (`commands`), made (`running`), in a table (`results`)."""
+"""Many runs from one file: `spec` reads it, `job` and `scheduler` run it, `results` and `tables` show what came out."""

@@ -1,4 +1,4 @@
-"""A sweep's file, and the runs it stands for: each with a checked configuration and a name that says what differs.
+"""A sweep's file, and its runs: each with a checked configuration and a name that says what differs.
 
     name: mine                                       the sweep's folder; unset: the file's name
     description: One line.
@@ -195,7 +195,7 @@ def read_sweep(path: Path, changes: Changes = NO_CHANGES) -> Sweep:
 
 
 def expand(file: SweepFile, folder: Path, changes: Changes = NO_CHANGES) -> Sweep:
-    """Return the runs that a file in `folder` stands for."""
+    """Return the sweep of a file in `folder`, with all its runs."""
     name = file.name or "sweep"
     check_name(name)
     if bool(file.grid) == bool(file.runs):
@@ -318,7 +318,7 @@ def _check_runs(runs: Sequence[SweepRun]) -> None:
 def _check_different(values: Sequence[Any], where: str) -> None:
     for index, value in enumerate(values):
         if any(value == other and type(value) is type(other) for other in values[:index]):
-            raise ConfigError(f"{where}: {value!r:.60} stands twice; give each value once")
+            raise ConfigError(f"{where}: {value!r:.60} is repeated; give each value once")
 
 
 def _check_field(field: str, value: Any = None) -> None:
