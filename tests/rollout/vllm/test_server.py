@@ -336,7 +336,7 @@ def test_a_server_that_was_started_anew_gets_the_adapter_again(servers, tmp_path
     servers[0].kill()
     servers.append(Process(servers[0].port))
     servers[1].hold()
-    with released(servers[1], once=lambda: servers[2].asked(1)):
+    with released(servers[1], once=lambda: servers[2].log()["adapters"]):
         assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected(str(path))
     assert list(servers[-1].log()["adapters"].values()) == [str(path)]
 
