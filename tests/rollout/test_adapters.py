@@ -88,7 +88,7 @@ def test_files_lie_in_memory_where_there_is_room(monkeypatch, tmp_path):
     assert exported.folder.parent == adapters.MEMORY
     exported.close()
     monkeypatch.setattr(adapters.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(adapters, "_size", lambda _: 2**60)
+    monkeypatch.setattr(adapters, "_trained_bytes", lambda _: 2**60)
     assert export(None).folder.parent == tmp_path
 
 

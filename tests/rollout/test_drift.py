@@ -8,7 +8,7 @@ import torch
 
 from opasd.config import DriftConfig, OPASDConfig
 from opasd.errors import EngineError
-from opasd.rollout.drift import DriftCheck, closer_to
+from opasd.rollout.drift import DriftCheck, is_closer
 from opasd.rollout.engine import Completion, RolloutEngine
 from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers.engine import TransformersEngine
@@ -80,13 +80,13 @@ def test_old_weights_show_through_noise(seed):
     generator = torch.Generator().manual_seed(seed)
     old, change, noise = torch.randn(3, 256, generator=generator)
     new = old + 0.03 * change
-    assert closer_to(old, than=new, found=old + 0.01 * noise)
-    assert closer_to(old, than=new, found=old)
+    assert is_closer(old + 0.01 * noise, to=old, than_to=new)
+    assert is_closer(old, to=old, than_to=new)
     for found in (new, new + 0.01 * noise, new + 0.1 * noise**3, new - 0.01 * change):
-        assert not closer_to(old, than=new, found=found)
-    assert not closer_to(old, than=old, found=old + 0.01 * noise), "before the first update both are the same"
+        assert not is_closer(found, to=old, than_to=new)
+    assert not is_closer(old + 0.01 * noise, to=old, than_to=old), "before the first update both are the same"
     biased = old - 0.001 + 1e-4 * change.abs()  # rounding with one sign, larger than the change
-    assert not closer_to(old, than=old + 1e-4 * change.abs(), found=biased)
+    assert not is_closer(biased, to=old, than_to=old + 1e-4 * change.abs())
 
 
 def test_an_engine_without_the_adapter_is_found_within_the_tolerance():

@@ -1,9 +1,9 @@
-"""The student's adapter as files for an engine to read: each version in a folder of its own that appears whole.
+"""Write the student's adapter as files for an engine to read; each version has its own folder, which appears whole.
 
     /dev/shm/opasd-adapters-4711-3f9a/000001/adapter_model.safetensors
 
-The files lie in memory where there is room for them. They go when the process ends; what a killed process left behind
-is found by its lock, which the operating system has let go of, and goes when the next one starts.
+The files lie in memory if there is room for them, and are removed when the process ends. A killed process leaves its
+files behind; the operating system has then released their lock, so the next process finds and removes them.
 """
 
 import fcntl
@@ -29,14 +29,17 @@ _LOCK = ".lock"
 
 
 class AdapterExport:
-    """Writes the adapter of `model`, one folder for each version; none is ever written to again."""
+    """Writes the adapter of `model`, each version to a new folder that is never written to again."""
 
     def __init__(self, model: PeftModel, folder: Path | None = None) -> None:
+        active = model.active_adapters
+        if len(active) != 1:
+            raise _refused(f"the model has {len(active)} active adapters")
         self.model = model
-        self.rank = check_adapter(model)
-        self._name = model.active_adapters[0]
+        self.rank = _check_config(model.peft_config[active[0]], "the model")
+        self._name = active[0]
         self._version = 0
-        root = _memory(3 * _size(model)) if folder is None else folder
+        root = _memory(3 * _trained_bytes(model)) if folder is None else folder
         try:
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
@@ -46,17 +49,17 @@ class AdapterExport:
         self._end = weakref.finalize(self, _remove, self.folder, lock, os.getpid())
 
     def write(self) -> Path:
-        """The folder of the adapter as it is now."""
+        """Write the adapter with its current weights and return its folder."""
         self._version += 1
-        written, final = self.folder / ".writing", self.folder / f"{self._version:06d}"
-        shutil.rmtree(written, ignore_errors=True)
+        staged, final = self.folder / ".writing", self.folder / f"{self._version:06d}"
+        shutil.rmtree(staged, ignore_errors=True)
         try:
-            written.mkdir()
-            save_file(_tensors(self.model, self._name), written / "adapter_model.safetensors")
-            self.model.peft_config[self._name].save_pretrained(str(written))
-            os.rename(written, final)
+            staged.mkdir()
+            save_file(_tensors(self.model, self._name), staged / "adapter_model.safetensors")
+            self.model.peft_config[self._name].save_pretrained(str(staged))
+            os.rename(staged, final)
         except OSError as error:
-            shutil.rmtree(written, ignore_errors=True)
+            shutil.rmtree(staged, ignore_errors=True)
             raise EngineError(f"cannot write the adapter to {self.folder}: {error.strerror or error}") from error
         return final
 
@@ -70,42 +73,17 @@ class AdapterExport:
         self._end()
 
 
-def check_adapter(model: PeftModel) -> int:
-    """The rank of the model's adapter, if it is one that vLLM serves."""
-    active = model.active_adapters
-    if len(active) != 1:
-        raise _refused(f"the model has {len(active)} active adapters")
-    return check_config(model.peft_config[active[0]], "the model")
-
-
-def check_config(config: PeftConfig, whose: str) -> int:
-    """The adapter's rank; refuses what vLLM would not serve, or would serve wrongly without a word."""
-    if not isinstance(config, LoraConfig):
-        raise _refused(f"{whose} has a {config.peft_type} adapter")
-    odd = {
-        "ranks or scalings that differ between layers": config.rank_pattern or config.alpha_pattern,
-        "DoRA": config.use_dora,
-        "trained biases": config.bias != "none" or config.lora_bias,
-        "whole weights that train beside the adapter": config.modules_to_save or config.trainable_token_indices,
-        f"rank {config.r}, above {MAX_RANK}": config.r > MAX_RANK,
-    }
-    if found := [name for name, there in odd.items() if there]:
-        raise _refused(f"{whose} has {found[0]}")
-    return config.r
+# ---- what vLLM can serve --------------------------------------------------------------------------------------------
 
 
 def check_folder(path: Path) -> None:
-    """Refuse an adapter's folder that vLLM would not serve, or would serve wrongly; one not to be seen here passes."""
+    """Refuse an adapter that vLLM would not serve, or would serve wrongly; a folder not visible here passes."""
     if (path / "adapter_config.json").is_file():
         try:
             config = PeftConfig.from_pretrained(str(path))
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise ConfigError(f"{path}/adapter_config.json cannot be read: {error}") from error
-        check_config(config, str(path))
-
-
-def _refused(what: str) -> ConfigError:
-    return ConfigError(f"vLLM serves one plain LoRA adapter, but {what}; use rollout.engine: transformers")
+        _check_config(config, str(path))
 
 
 def check_whole(model: nn.Module) -> None:
@@ -118,36 +96,60 @@ def check_whole(model: nn.Module) -> None:
             )
 
 
+def _check_config(config: PeftConfig, owner: str) -> int:
+    """Return the adapter's rank; refuse an adapter that vLLM would not serve, or would silently serve wrongly."""
+    if not isinstance(config, LoraConfig):
+        raise _refused(f"{owner} has a {config.peft_type} adapter")
+    unsupported = {
+        "ranks or scalings that differ between layers": config.rank_pattern or config.alpha_pattern,
+        "DoRA": config.use_dora,
+        "trained biases": config.bias != "none" or config.lora_bias,
+        "whole weights that train beside the adapter": config.modules_to_save or config.trainable_token_indices,
+        f"rank {config.r}, above {MAX_RANK}": config.r > MAX_RANK,
+    }
+    for feature, is_used in unsupported.items():
+        if is_used:
+            raise _refused(f"{owner} has {feature}")
+    return config.r
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(f"vLLM serves one plain LoRA adapter, but {reason}; use rollout.engine: transformers")
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
 def sweep(root: Path) -> None:
-    """Remove what processes that are no more have left in `root`."""
+    """Remove the folders in `root` that processes left behind when they were killed."""
     for folder in root.glob(f"{PREFIX}*"):
         try:
             with open(folder / _LOCK, encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # in use, another user's, or just gone
+            continue  # in use, owned by another user, or already gone
 
 
 def _claim(root: Path) -> tuple[Path, IO[str]]:
-    """A new folder and its held lock; under its name it is never without one."""
+    """Make a new folder and return it with its lock; the folder never has its name without the lock."""
     name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     staged = root / f".{name}"
     staged.mkdir()
-    lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (open as long as the folder is in use)
+    lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (open for as long as the folder is in use)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(staged, root / name)
     return root / name, lock
 
 
 def _remove(folder: Path, lock: IO[str], owner: int) -> None:
-    if os.getpid() == owner:  # a forked child ends too
+    if os.getpid() == owner:  # a forked child has the same finalizer
         shutil.rmtree(folder, ignore_errors=True)
         lock.close()
 
 
 def _memory(needed_bytes: int) -> Path:
-    """A file system in memory with room for this much, else the folder for temporary files."""
+    """Return the file system in memory if it has room, else the folder for temporary files."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed_bytes:
         return MEMORY
     return Path(tempfile.gettempdir())
@@ -159,5 +161,5 @@ def _tensors(model: PeftModel, name: str) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
 
 
-def _size(model: PeftModel) -> int:
+def _trained_bytes(model: PeftModel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -1,8 +1,8 @@
-"""Whether an engine with weights of its own still has the student's: its log-probabilities against ours.
+"""Check that an engine's copy of the weights is the student's: both must give the same log-probabilities.
 
-Both are of the model's own distribution at temperature 1. Two exact engines differ by rounding alone; one that missed
-updates differs by what they changed. In formats of 16 bits that may be less than one would call an error; but an engine
-that is clearly closer to the base than to the student never got the adapter.
+Both are taken from the model's own distribution at temperature 1. With equal weights they differ by rounding alone;
+an engine that missed updates differs by more. In 16-bit formats that difference may be too small to call it an error,
+but an engine that is clearly closer to the base than to the student never got the adapter.
 """
 
 import math
@@ -20,12 +20,12 @@ from opasd.rollout.engine import Completion
 
 FLOAT32_TOLERANCE, HALF_TOLERANCE = 1e-3, 5e-2
 SIGNIFICANT = 4.0
-"""Standard deviations by which more tokens must be nearer to the base than to the student."""
+"""Standard deviations by which the tokens closer to the base must outnumber those closer to the student."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Differences of log-probabilities over some tokens, without sign."""
+    """Absolute differences of log-probabilities over some tokens."""
 
     mean: float
     largest: float
@@ -36,7 +36,7 @@ class Drift:
 
 
 class DriftCheck:
-    """Compares an engine with the model that trains; `half`: one of the two computes in a format of 16 bits."""
+    """Compares an engine with the model that trains; `half` says whether one of them computes in a 16-bit format."""
 
     def __init__(self, model: nn.Module, config: DriftConfig, *, half: bool) -> None:
         self.model = model
@@ -45,11 +45,11 @@ class DriftCheck:
         self.tolerance = config.tolerance or (FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE)
 
     def measured(self, step: int) -> int:
-        """How many completions of step `step`, counted from 0, are to be compared."""
+        """Return how many completions of a step, counted from 0, are compared."""
         return self.config.rollouts if self.config.every and step % self.config.every == 0 else 0
 
     def __call__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> Drift | None:
-        """The drift over the completions that have log-probabilities, None where none has; too much is an error."""
+        """Return the drift over the completions that have log-probabilities, if any; raise if it is too large."""
         rows = [
             (prompt, completion.ids[: self.config.tokens], completion.logprobs[: self.config.tokens])
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -57,27 +57,27 @@ class DriftCheck:
         ]
         if not rows:
             return None
-        given = torch.cat([torch.tensor(logprobs) for *_, logprobs in rows])
-        own = torch.cat([self._own(prompt, ids) for prompt, ids, _ in rows])
-        gap = (given - own).abs()
+        theirs = torch.cat([torch.tensor(logprobs) for *_, logprobs in rows])
+        own = torch.cat([self._logprobs(prompt, ids) for prompt, ids, _ in rows])
+        gap = (theirs - own).abs()
         drift = Drift(float(gap.mean()), float(gap.max()), len(gap))
-        measured = (
+        message = (
             f"the rollout engine does not serve the student's weights: over {drift.tokens} sampled tokens its "
             f"log-probabilities differ from the trainer's by {drift.mean:.2g} on average (at most {drift.largest:.2g})"
         )
         advice = "check that it loads the same base model in the same precision and takes every update"
-        # NaN must not pass for agreement.
+        # Written so that NaN does not pass.
         if not (math.isfinite(drift.mean) and drift.mean <= self.tolerance):
-            raise EngineError(f"{measured}, more than rollout.drift.tolerance, {self.tolerance:g}; {advice}")
+            raise EngineError(f"{message}, more than rollout.drift.tolerance, {self.tolerance:g}; {advice}")
         if isinstance(self.model, PeftModel):
             with self.model.disable_adapter():
-                base = torch.cat([self._own(prompt, ids) for prompt, ids, _ in rows])
-            if closer_to(base, than=own, found=given):
-                raise EngineError(f"{measured}, and are closer to those of the base without its adapter; {advice}")
+                base = torch.cat([self._logprobs(prompt, ids) for prompt, ids, _ in rows])
+            if is_closer(theirs, to=base, than_to=own):
+                raise EngineError(f"{message}, and are closer to those of the base without its adapter; {advice}")
         return drift
 
     @torch.no_grad()
-    def _own(self, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
+    def _logprobs(self, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
         was_training = self.model.training
         self.model.eval()
         try:
@@ -89,12 +89,12 @@ class DriftCheck:
         return logits_TV.float().log_softmax(-1).gather(-1, chosen_T1)[:, 0].cpu()
 
 
-def closer_to(old: Tensor, *, than: Tensor, found: Tensor) -> bool:
-    """Whether `found` is `old` with some noise, not `than`: at most half as far from it, and for most tokens nearer.
+def is_closer(values: Tensor, *, to: Tensor, than_to: Tensor) -> bool:
+    """Whether `values` is `to` with some noise: at most half as far from it as from `than_to`, and for most tokens.
 
-    One condition alone could be met by chance: a few tokens with large errors, or small errors with one sign.
+    One condition alone could hold by chance: with a few large errors, or with small errors of one sign.
     """
-    to_old, to_new = (found - old).abs(), (found - than).abs()
-    votes = int((to_old < to_new).sum() - (to_new < to_old).sum())
-    voters = int((to_old != to_new).sum())
-    return bool(to_new.mean() > 2 * to_old.mean()) and votes > SIGNIFICANT * voters**0.5
+    near, far = (values - to).abs(), (values - than_to).abs()
+    votes = int((near < far).sum() - (far < near).sum())
+    voters = int((near != far).sum())
+    return bool(far.mean() > 2 * near.mean()) and votes > SIGNIFICANT * voters**0.5

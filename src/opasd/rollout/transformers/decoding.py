@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from opasd.config import SamplingConfig
@@ -95,17 +96,11 @@ class Decoder:
 
         Causal attention never looks right, so the padding needs no mask; later steps overwrite it.
         """
-        longest = max(map(len, prompts)) - 1
-        if longest == 0:
+        ids = pad_sequence([torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts], batch_first=True)
+        if ids.shape[1] == 0:
             return
-        rows = [[*prompt[:-1], *(0 for _ in range(longest + 1 - len(prompt)))] for prompt in prompts]
         self.cache.fill(slots)
-        self.model(
-            input_ids=torch.tensor(rows, device=self.model.device),
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        self.model(input_ids=ids.to(self.model.device), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
 
     def logits(self, rows: int) -> Tensor:
         """Return the logits [rows, V] after each row's token, and store the token's keys and values."""

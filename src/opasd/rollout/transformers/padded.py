@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from opasd.config import SamplingConfig
@@ -91,7 +92,7 @@ def _decode(
 
 def _left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the prompts' ids and attention mask [B, P], padded with 0 on the left."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[*(0 for _ in range(longest - len(prompt))), *prompt] for prompt in prompts], device=device)
-    lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
-    return ids, (torch.arange(longest, device=device) >= longest - lengths_B1).long()
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    masks = [torch.ones_like(row) for row in rows]
+    ids_BP, mask_BP = (pad_sequence(part, batch_first=True, padding_side="left") for part in (rows, masks))
+    return ids_BP.to(device), mask_BP.to(device)

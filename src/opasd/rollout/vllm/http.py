@@ -1,4 +1,4 @@
-"""One call to one server, and the two ways in which it can fail: the server's fault or the request's."""
+"""Call one server. A call fails in two ways: the server is at fault, or the request is."""
 
 import http.client
 import json
@@ -10,16 +10,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""Environment variable with the key that the servers ask for, if they do."""
+"""Environment variable with the key for servers that require one."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class Unavailable(Exception):
-    """No answer, or none that makes sense: another server, or this one later, may give one."""
+    """The server gave no sensible answer; another server, or this one later, may give one."""
 
 
 class Refused(Exception):
-    """The server understood the request and will not have it."""
+    """The server understood the request and refuses it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Client:
-    """Calls to one server; threads may share it."""
+    """Calls one server; threads may share it."""
 
     def __init__(self, url: str, connect_timeout: float) -> None:
         parts = urlsplit(url)
@@ -40,7 +40,7 @@ class Client:
         self._lock = threading.Lock()
 
     def call(self, path: str, body: Any = None, *, timeout: float) -> Any:
-        """The answer; with a body it is a POST."""
+        """Return the answer to a GET, or to a POST if there is a body."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
@@ -56,8 +56,8 @@ class Client:
                 "GET" if body is None else "POST", self._root + path, body and json.dumps(body), headers=headers
             )
             answer = connection.getresponse()
-            status, content = answer.status, answer.read()
-        except (OSError, http.client.HTTPException, OverflowError, MemoryError) as error:  # the last two of its length
+            status, content = answer.status, answer.read()  # a huge length raises OverflowError or MemoryError
+        except (OSError, http.client.HTTPException, OverflowError, MemoryError) as error:
             raise Unavailable(_describe(error, timeout)) from error
         finally:
             with self._lock:
@@ -66,7 +66,7 @@ class Client:
         return _read(status, content)
 
     def abort(self) -> None:
-        """End all calls now; the server stops working on them when it sees that nobody listens."""
+        """End all calls now; the server stops its work on them when it notices."""
         with self._lock:
             for connection in self._open:
                 if connection.sock is not None:
@@ -83,17 +83,17 @@ def _read(status: int, content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         text = content.decode(errors="replace")
-        if text.startswith("Success"):  # what vLLM says of adapters
+        if text.startswith("Success"):  # vLLM answers about adapters in plain text
             return text
         raise Unavailable(f"an answer that is not JSON: {text[:60]!r}") from None
 
 
 def _message(content: bytes) -> str:
-    """The reason that an error's body gives."""
+    """Return the reason in the body of an error."""
     with suppress(ValueError, RecursionError, AttributeError, TypeError):
-        found = json.loads(content)
-        found = found.get("error", found)
-        return str(found.get("message", found) if isinstance(found, dict) else found)[:500]
+        body = json.loads(content)
+        body = body.get("error", body)
+        return str(body.get("message", body) if isinstance(body, dict) else body)[:500]
     return content.decode(errors="replace")[:200] or "no reason given"
 
 
@@ -108,7 +108,7 @@ def _describe(error: Exception, timeout: float) -> str:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """A machine that vanishes without a word is noticed within about a minute."""
+    """Notice within about a minute that the other machine has vanished."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
