@@ -40,9 +40,9 @@ class SilentEngine(AdapterEngine):
 def test_an_engine_is_one_class_and_one_entry(monkeypatch):
     monkeypatch.setitem(ENGINES, "silent", EngineEntry(f"{__name__}:SilentEngine"))
     config = RolloutConfig().model_copy(update={"engine": "silent"})
-    engine = make_engine(config, make_model(), TOKENIZER, longest=9, process=1, processes=2)
+    engine = make_engine(config, make_model(), TOKENIZER, longest=9)
     assert isinstance(engine, SilentEngine)
-    assert engine.made_for == {"longest": 9, "process": 1, "processes": 2}
+    assert engine.made_for == {"longest": 9}
     served = serve_base(config, ModelConfig(), TOKENIZER, longest=7)
     assert isinstance(served, SilentEngine)
     assert served.made_for == {"longest": 7, "adapters": ()}

@@ -267,5 +267,5 @@ def _observed(model: nn.Module, observe: Observer) -> Iterator[None]:
     with ExitStack() as stack:
         for registry in attention_registries(model):
             for name in implementations:
-                stack.enter_context(replaced(registry, name, wrapped(registry.get(name))))
+                stack.enter_context(replaced(registry._local_mapping, name, wrapped(registry.get(name))))
         yield

@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-from transformers.utils.generic import GeneralInterface
 
 
 def attention_registries(model: nn.Module) -> list[AttentionInterface]:
@@ -36,18 +35,17 @@ def configurations(model: nn.Module) -> list[PreTrainedConfig]:
 
 
 @contextmanager
-def replaced(registry: GeneralInterface, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, `registry` answers `name` with `function`."""
-    local = registry._local_mapping
-    before = local.get(name)
-    local[name] = function
+def replaced(names: dict[str, Any], name: str, value: object) -> Iterator[None]:
+    """Within the block, `name` has another value in the names of a registry, a module or an object."""
+    before = names.get(name)
+    names[name] = value
     try:
         yield
     finally:
         if before is None:
-            local.pop(name, None)
+            names.pop(name, None)
         else:
-            local[name] = before
+            names[name] = before
 
 
 def use_attention(configs: list[PreTrainedConfig], implementation: str) -> Callable[[], None]:

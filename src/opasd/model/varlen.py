@@ -78,9 +78,9 @@ def observed_windows(model: nn.Module) -> Iterator[tuple[set[int | None], set[in
         return packed_attention(*args, sliding_window=sliding_window, **kwargs)
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(ALL_MASK_ATTENTION_FUNCTIONS, NAME, mask))
+        stack.enter_context(replaced(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping, NAME, mask))
         for registry in attention_registries(model):
-            stack.enter_context(replaced(registry, NAME, attention))
+            stack.enter_context(replaced(registry._local_mapping, NAME, attention))
         yield in_masks, in_calls
 
 

@@ -76,14 +76,15 @@ class AdapterExport:
 # ---- what vLLM can serve --------------------------------------------------------------------------------------------
 
 
-def check_folder(path: Path) -> None:
-    """Refuse an adapter that vLLM would not serve, or would serve wrongly; a folder not visible here passes."""
-    if (path / "adapter_config.json").is_file():
-        try:
-            config = PeftConfig.from_pretrained(str(path))
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            raise ConfigError(f"{path}/adapter_config.json cannot be read: {error}") from error
-        _check_config(config, str(path))
+def check_folder(path: Path) -> int:
+    """Return the rank of the adapter in a folder, 0 if the folder is not visible here; refuse it like any adapter."""
+    if not (path / "adapter_config.json").is_file():
+        return 0
+    try:
+        config = PeftConfig.from_pretrained(str(path))
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ConfigError(f"{path}/adapter_config.json cannot be read: {error}") from error
+    return _check_config(config, str(path))
 
 
 def check_whole(model: nn.Module) -> None:

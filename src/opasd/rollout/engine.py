@@ -85,13 +85,11 @@ class EngineKind(Protocol):
     """How to make an engine that a configuration names: a class of `opasd.choices.ENGINES` with two class methods."""
 
     def for_training(
-        self, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
-        longest: int, process: int, processes: int,
-    ) -> RolloutEngine:  # fmt: skip
+        self, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, longest: int
+    ) -> RolloutEngine:
         """Return an engine that samples from `model` with its weights at the time of each call.
 
-        `longest` is the most tokens of a prompt with its completion. This process is number `process` of `processes`
-        that train together.
+        A prompt with its completion has at most `longest` tokens. Each process that trains makes its own engine.
         """
         ...
 

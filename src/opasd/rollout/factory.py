@@ -22,12 +22,10 @@ def engine_kind(name: str) -> EngineKind:
 
 
 def make_engine(
-    config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
-    longest: int, process: int = 0, processes: int = 1,
-) -> RolloutEngine:  # fmt: skip
+    config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, longest: int
+) -> RolloutEngine:
     """Return an engine that samples from `model`; the arguments are those of `EngineKind.for_training`."""
-    kind = engine_kind(config.engine)
-    return kind.for_training(config, model, tokenizer, longest=longest, process=process, processes=processes)
+    return engine_kind(config.engine).for_training(config, model, tokenizer, longest=longest)
 
 
 def serve_base(

@@ -121,14 +121,8 @@ class OPASDTrainer(ResumableTrainer):
         if self.data.validation_sets:
             limits.append(self.config.validation.sampling.max_new_tokens)
         if engine is None:
-            engine = make_engine(
-                rollout,
-                self.student,
-                tokenizer,
-                longest=self.config.prompts.max_student_tokens + max(limits),
-                process=self.accelerator.process_index,
-                processes=self.accelerator.num_processes,
-            )
+            longest = self.config.prompts.max_student_tokens + max(limits)
+            engine = make_engine(rollout, self.student, tokenizer, longest=longest)
         self.engine = as_engine(engine)
         self.half = self.args.bf16 or self.args.fp16 or unwrap(self.student).dtype.itemsize == 2
         self.drift = DriftCheck(self.student, rollout.drift, half=self.half or self.engine.half_precision)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -55,7 +55,7 @@ class TransformersEngine(RolloutEngine):
 
     @classmethod
     def for_training(
-        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, **_: Any
+        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, longest: int
     ) -> RolloutEngine:
         return cls(model, stop_ids(model, tokenizer), config.max_batch)
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opasd.model.registry import replaced
+
 AGREEMENTS: dict[tuple[object, ...], bool] = {}
 """Whether a kernel agrees with a piece of model code in a number format and on a device; tried once in a process."""
 RoundedAdapters = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -41,25 +43,12 @@ def fused(model: nn.Module, rounded: RoundedAdapters) -> Iterator[None]:
         for module in model.modules():
             forward = _norm(module) or _adapted(module, rounded)
             if forward is not None:
-                stack.enter_context(_replaced(module.__dict__, "forward", forward))
+                stack.enter_context(replaced(module.__dict__, "forward", forward))
         for name in {type(module).__module__ for module in model.modules()}:
             namespace = sys.modules[name].__dict__
             if callable(original := namespace.get("apply_rotary_pos_emb")):
-                stack.enter_context(_replaced(namespace, "apply_rotary_pos_emb", _rotary(original)))
+                stack.enter_context(replaced(namespace, "apply_rotary_pos_emb", _rotary(original)))
         yield
-
-
-@contextmanager
-def _replaced(namespace: dict[str, Any], name: str, value: object) -> Iterator[None]:
-    was_there, before = name in namespace, namespace.get(name)
-    namespace[name] = value
-    try:
-        yield
-    finally:
-        if was_there:
-            namespace[name] = before
-        else:
-            del namespace[name]
 
 
 def _is_wrapped(module: nn.Module) -> bool:

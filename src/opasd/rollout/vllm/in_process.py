@@ -27,7 +27,7 @@ from opasd.errors import ConfigError
 from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
 from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
-from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, adapter_rank
+from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, processes
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""
@@ -49,7 +49,6 @@ class VLLMEngine(ServingEngine):
         rank: int = 0,
         student: AdapterExport | None = None,
         weights: nn.Module | None = None,
-        processes: int = 1,
     ) -> None:
         """`rank` is the largest rank of an adapter, 0 for no adapters."""
         super().__init__(config, base, longest)
@@ -81,7 +80,7 @@ class VLLMEngine(ServingEngine):
         if rank:
             largest = next(known for known in RANKS if known >= rank)
             settings |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": largest}
-        if processes > 1:
+        if processes() > 1:
             settings["distributed_executor_backend"] = "external_launcher"
         with undisturbed():
             self._vllm = _import_vllm()
@@ -96,9 +95,8 @@ class VLLMEngine(ServingEngine):
 
     @classmethod
     def for_training(
-        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
-        longest: int, process: int, processes: int,
-    ) -> RolloutEngine:  # fmt: skip
+        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, longest: int
+    ) -> RolloutEngine:
         base = ServedBase.of_student(model, tokenizer, config.engine)
         if not base.source:
             raise ConfigError(
@@ -108,9 +106,9 @@ class VLLMEngine(ServingEngine):
         dtype = str(unwrap(model).dtype).removeprefix("torch.") if config.vllm.dtype == "auto" else config.vllm.dtype
         if isinstance(model, PeftModel):
             student = AdapterExport(model)
-            return cls(config, base, longest, dtype=dtype, rank=student.rank, student=student, processes=processes)
+            return cls(config, base, longest, dtype=dtype, rank=student.rank, student=student)
         trains = any(parameter.requires_grad for parameter in model.parameters())
-        return cls(config, base, longest, dtype=dtype, weights=model if trains else None, processes=processes)
+        return cls(config, base, longest, dtype=dtype, weights=model if trains else None)
 
     @classmethod
     def for_evaluation(
@@ -120,7 +118,7 @@ class VLLMEngine(ServingEngine):
         dtype = model.dtype if model.dtype != "auto" else config.vllm.dtype
         if dtype == "auto" and not torch.cuda.is_available():
             dtype = "float32"
-        rank = max(map(adapter_rank, adapters), default=0)
+        rank = max(map(check_folder, adapters), default=0)
         return cls(config, ServedBase.of_files(model, tokenizer), longest, dtype=dtype, rank=rank)
 
     def hand_over(self) -> None:

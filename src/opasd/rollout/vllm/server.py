@@ -27,7 +27,7 @@ from opasd.rollout.adapters import AdapterExport, check_folder
 from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
 from opasd.rollout.vllm.dispatch import Batch, Server
 from opasd.rollout.vllm.http import Refused, Unavailable
-from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, adapter_rank
+from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, processes
 
 _PREFIX = "opasd-"
 _REMEMBERED = 8
@@ -41,7 +41,10 @@ class _Adapter:
 
 
 class ServerEngine(ServingEngine):
-    """Servers over the student's base; they sample from `student`, or from the adapter given to `use_adapter`."""
+    """Servers over the student's base; they sample from `student`, or from the adapter given to `use_adapter`.
+
+    Processes that train together have one engine each, over the same servers; the first one writes the adapter.
+    """
 
     def __init__(
         self,
@@ -50,18 +53,13 @@ class ServerEngine(ServingEngine):
         longest: int,
         *,
         student: AdapterExport | None = None,
-        is_first: bool = True,
         configured: bool = True,
     ) -> None:
-        """Processes that train together have one engine each, over the same servers; the first one writes the adapter.
-
-        `configured` is false if the addresses come from --server: messages then name no field of the configuration.
-        """
+        """`configured` is false if the addresses come from --server: messages then name no field of a configuration."""
         super().__init__(config, base, longest)
         self.half_precision = config.vllm.dtype in HALF_PRECISION
         self.vocabulary = int(getattr(base.config.get_text_config(), "vocab_size", None) or 2**31)
         self.student = student
-        self.is_first = is_first
         self.configured = configured
         self.settings = config.servers
         self.servers = [Server(url, config.servers) for url in config.servers.urls]
@@ -70,9 +68,8 @@ class ServerEngine(ServingEngine):
 
     @classmethod
     def for_training(
-        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *,
-        longest: int, process: int, processes: int,
-    ) -> RolloutEngine:  # fmt: skip
+        cls, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, longest: int
+    ) -> RolloutEngine:
         base = ServedBase.of_student(model, tokenizer, config.engine)
         student = None
         if isinstance(model, PeftModel):
@@ -83,21 +80,21 @@ class ServerEngine(ServingEngine):
                 f"rollout.engine: {config.engine} takes adapters only, but all weights are trained; use "
                 "model.adaptation: lora, or rollout.engine: vllm"
             )
-        return cls(config, base, longest, student=student, is_first=process == 0)
+        return cls(config, base, longest, student=student)
 
     @classmethod
     def for_evaluation(
         cls, config: RolloutConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *,
         longest: int, adapters: Sequence[Path],
     ) -> AdapterEngine:  # fmt: skip
-        for path in adapters:
-            adapter_rank(path)  # refuses other adapters before anything is sampled
+        for path in adapters:  # before anything is sampled
+            check_folder(path)
         return cls(config, ServedBase.of_files(model, tokenizer), longest, configured=False)
 
     def hand_over(self) -> None:
         if self.student is None:
             return
-        path = _from_first(self.student.write, is_first=self.is_first)
+        path = _from_first(self.student.write)
         old = self._adapter
         self._switch(_Adapter(f"{_PREFIX}{path.parent.name}-{path.name}", str(path)))
         if old is not None:
@@ -243,20 +240,18 @@ def read_completion(
     return ids, logprobs
 
 
-def _from_first(write: Callable[[], Path], *, is_first: bool) -> Path:
-    """Return, in all processes, the path that the first one writes, or raise its error in all."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    shared: list[Path | Exception | None] = [None]
-    if is_first or not several:
+def _from_first(write: Callable[[], Path]) -> Path:
+    """Return the path that the first of the processes that train together writes, or raise its error in all."""
+    if processes() == 1:
+        return write()
+    shared: list[Any] = [None]
+    if dist.get_rank() == 0:
         try:
             shared = [write()]
         except Exception as error:
             shared = [error]
-    if several:
-        dist.broadcast_object_list(shared)
-        dist.barrier()  # nobody still samples with the version before
-    [path] = shared
-    if isinstance(path, Exception):
-        raise path
-    assert path is not None
-    return path
+    dist.broadcast_object_list(shared)
+    dist.barrier()  # nobody still samples with the version before
+    if isinstance(shared[0], Exception):
+        raise shared[0]
+    return shared[0]

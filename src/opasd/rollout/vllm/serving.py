@@ -4,13 +4,12 @@ The student's weights are handed over before every batch, so no caller can forge
 and folder, because vLLM answers from its caches for a name that it knows, even if the files have changed.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
+import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -25,6 +24,11 @@ from opasd.rollout.stops import stop_ids, stop_ids_of_files
 HALF_PRECISION = ("bfloat16", "float16")
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently raises a temperature between 0 and this to this."""
+
+
+def processes() -> int:
+    """Return the number of processes that train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,3 @@ class ServingEngine(AdapterEngine):
             "stop_token_ids": sorted(self.stop),
             "ignore_eos": True,
         }
-
-
-def adapter_rank(path: Path) -> int:
-    """Return the rank of the LoRA adapter in a folder."""
-    try:
-        return int(json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: its adapter_config.json has no rank `r`; vLLM serves LoRA adapters only") from error
