@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,13 +89,14 @@ def test_files_lie_in_memory_where_there_is_room(monkeypatch, tmp_path):
     assert exported.folder.parent == adapters.MEMORY
     exported.close()
     monkeypatch.setattr(adapters.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(adapters, "_trained_bytes", lambda _: 2**60)
+    monkeypatch.setattr(adapters.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     assert export(None).folder.parent == tmp_path
 
 
 CRASHING = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from opasd.rollout.adapters import AdapterExport
 from tests.models import add_lora, make_model
 model = add_lora(make_model("qwen3"))

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from opasd.config import SamplingConfig
 from opasd.errors import ConfigError
-from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers import padded
 from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, fast, make_model
@@ -261,36 +259,6 @@ def test_broken_weights_end_at_once():
         model.lm_head.weight.fill_(math.nan)
     found = TransformersEngine(model, NO_STOP).generate(make_prompts(), RANDOM, range(5))
     assert {(len(completion.ids), completion.finish_reason) for completion in found} == {(1, "error")}
-
-
-# ---- what ends a completion -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class FakeTokenizer:
-    eos_token_id: int | None
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "tokenizer", "expected"),
-    [
-        (None, None, None, set()),
-        (0, None, None, {0}),
-        ([5, 6], None, None, {5, 6}),
-        ((5, 6), None, None, {5, 6}),
-        ([5, 6], 7, 8, {5, 6, 7, 8}),
-        (None, [1], FakeTokenizer(2), {1, 2}),
-        (None, None, FakeTokenizer(None), set()),
-        ([], 3, FakeTokenizer(3), {3}),
-    ],
-)
-def test_stop_ids(generation, config, tokenizer, expected):
-    model = exact_model("qwen3")
-    model.generation_config.eos_token_id = generation
-    model.config.eos_token_id = config
-    tokenizer = FakeTokenizer(tokenizer) if isinstance(tokenizer, int) else tokenizer
-    assert stop_ids(model, tokenizer) == expected
-    assert stop_ids(add_lora(model), tokenizer) == expected
 
 
 def test_a_model_without_a_key_value_cache_is_refused():
