@@ -2,12 +2,11 @@
 
 import json
 import math
-import multiprocessing
 import os
 import resource
-import signal
+import subprocess
+import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,13 +20,13 @@ from opasd.errors import ConfigError
 from opasd.files import (
     JsonLines,
     full_disk_errors,
-    json_line,
     read_object,
     staged_files,
     staged_folder,
     write_json,
     write_text,
 )
+from tests.processes import environment, wait_until
 from tests.training import TOKENIZER
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70)
@@ -144,36 +143,34 @@ def test_replacing_holds_one_row_at_a_time(lines, monkeypatch):
 TEXT = "y" * 50_000
 
 
-def _write_slowly(path: Path) -> None:
-    """Byte runs as a slow disk would take them; 50 MB at most."""
-    lines = JsonLines(path)
-    for step in range(500):
-        content = json_line({"step": step, "text": TEXT}) + json_line({"step": step})
-        with path.open("ab", buffering=0) as file:
-            for start in range(0, len(content), 7_919):
-                file.write(content[start : start + 7_919])
-                time.sleep(0.0005)
-        lines.append({"step": step, "text": TEXT}, {"step": step})
+WRITE_SLOWLY = """
+import sys, time
+from pathlib import Path
+from opasd.files import JsonLines, json_line
+
+path, text = Path(sys.argv[1]), "y" * 50_000
+lines = JsonLines(path)
+for step in range(500):  # runs of bytes as a slow disk would take them; 50 MB at most
+    content = json_line({"step": step, "text": text}) + json_line({"step": step})
+    with path.open("ab", buffering=0) as file:
+        for start in range(0, len(content), 7_919):
+            file.write(content[start : start + 7_919])
+            time.sleep(0.0005)
+    lines.append({"step": step, "text": text}, {"step": step})
+"""
 
 
 def test_a_reader_beside_a_writer_that_is_killed_sees_whole_rows(lines):
-    writer = multiprocessing.get_context("spawn").Process(target=_write_slowly, args=(lines.path,))
-    writer.start()
-    try:
-        counts = []
-        while not list(lines):
-            time.sleep(0.01)
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
+    counts = [0]
+    with subprocess.Popen([sys.executable, "-c", WRITE_SLOWLY, str(lines.path)], env=environment()) as writer:
+        wait_until(lambda: list(lines), writer)
+        while counts[-1] < 40:
             rows = list(lines)
             assert [row["step"] for row in rows] == [number // 4 for number in range(len(rows))]
             assert all(row.get("text") == (None if number % 2 else TEXT) for number, row in enumerate(rows))
             counts.append(len(rows))
-        assert counts == sorted(counts)
-    finally:
-        assert writer.pid is not None  # our own child
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
+        writer.kill()
+    assert counts == sorted(counts)
     last = len(list(lines))
     assert last >= counts[-1] > 0
     lines.append({"step": 10**9})
