@@ -19,25 +19,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "Alignment": "prompts.alignment",
-    "OPASDConfig": "config",
-    "OPASDTrainer": "trainer.trainer",
-    "ObjectiveConfig": "config",
-    "OpasdError": "errors",
-    "Problem": "data.problems",
-    "PromptBuilder": "prompts.pairs",
-    "PromptPair": "prompts.pairs",
-    "Rollout": "prompts.rollout",
-    "RunConfig": "config",
-    "Scorer": "model.scoring",
-    "align": "prompts.alignment",
-    "attention_loss": "losses.attention",
-    "load_problems": "data.problems",
-    "opasd_loss": "model.objective",
-    "token_loss": "losses.token",
+_NAMES = {
+    "config": ("OPASDConfig", "ObjectiveConfig", "RunConfig"),
+    "data.problems": ("Problem", "load_problems"),
+    "errors": ("OpasdError",),
+    "losses.attention": ("attention_loss",),
+    "losses.token": ("token_loss",),
+    "model.objective": ("opasd_loss",),
+    "model.scoring": ("Scorer",),
+    "prompts.alignment": ("Alignment", "align"),
+    "prompts.pairs": ("PromptBuilder", "PromptPair"),
+    "prompts.rollout": ("Rollout",),
+    "trainer.trainer": ("OPASDTrainer",),
 }
-__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,10 +14,12 @@ import errno
 import json
 import math
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,11 +65,9 @@ def staged_folder(path: Path) -> Iterator[Path]:
     Only one of several processes can make `path`: for the others the rename fails with OSError, since the folder of the
     first is not empty. The parent folder must exist.
     """
-    staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=path.parent))
+    staged = path.with_name(f"{STAGED}{secrets.token_hex(8)}")
+    staged.mkdir()
     try:
-        mask = os.umask(0)
-        os.umask(mask)
-        staged.chmod(0o777 & ~mask)
         yield staged
         staged.rename(path)
     finally:
@@ -117,8 +117,10 @@ class JsonLines:
         """Write rows at the end. A kill can only cut the last one."""
         content = b"".join(map(json_line, rows))
         with self.path.open("ab+") as file:
-            if _is_cut(file):
-                content = b"\n" + content
+            if size := file.seek(0, os.SEEK_END):
+                file.seek(size - 1)
+                if file.read() != b"\n":  # the last row was cut; the next one must not join it
+                    content = b"\n" + content
             file.write(content)
 
     def replace(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -130,11 +132,9 @@ class JsonLines:
 
     def set_aside(self) -> None:
         """Rename the file to `NAME.before-NUMBER`, so that the next row begins a new one."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.before-{number}")).exists():
-            number += 1
+        names = (f"{self.path.name}.before-{number}" for number in count(1))
         if self.path.exists():
-            self.path.rename(aside)
+            self.path.rename(next(path for name in names if not (path := self.path.with_name(name)).exists()))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the whole rows; skip cut and damaged ones."""
@@ -178,13 +178,5 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _is_cut(file: BinaryIO) -> bool:
-    """Return whether the last row has no line end, so that the next one would join it."""
-    if file.seek(0, os.SEEK_END) == 0:
-        return False
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) != b"\n"
+        return {name: _finite(entry) for name, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -71,17 +71,17 @@ class StatusLine:
         return self._terminal_every if sys.stderr.isatty() else self._log_every
 
 
-class SampleProgress:
-    """How many samples there are, how fast they are drawn, and the time left."""
+class SampleProgress(StatusLine):
+    """A line that shows how many samples exist, how fast they are drawn, and the time left."""
 
     def __init__(self) -> None:
-        self._line = StatusLine(log_every=15.0, delay=0.0)
+        super().__init__(log_every=15.0, delay=0.0)
         self.begin(0, 0)
 
     def begin(self, total: int, done: int) -> None:
         """Start to count: `done` of `total` samples exist."""
         self._total, self._done = total, done
-        self._drawn = self._tokens = 0
+        self._new_samples = self._new_tokens = 0
         self._seconds = 0.0
         if done:
             self.say(f"{done} of {total} samples are there already")
@@ -89,26 +89,18 @@ class SampleProgress:
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         """Count a group that took `seconds`; `label` says what was sampled."""
         self._done += samples
-        self._drawn += samples
-        self._tokens += tokens
+        self._new_samples += samples
+        self._new_tokens += tokens
         self._seconds += seconds
-        if not self._line.due() and self._done < self._total:
+        if not self.due() and self._done < self._total:
             return
-        left = (self._total - self._done) * self._seconds / max(self._drawn, 1)
+        left = (self._total - self._done) * self._seconds / max(self._new_samples, 1)
         filled = int(20 * self._done / max(self._total, 1))
-        speed = self._tokens / max(self._seconds, 1e-9)
-        self._line.show(
+        speed = self._new_tokens / max(self._seconds, 1e-9)
+        self.show(
             f"{'█' * filled}{'·' * (20 - filled)} {self._done:,}/{self._total:,}  {speed:,.0f} tokens/s  "
             f"left {clock(left)}  {label}"
         )
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self._line.say(text)
-
-    def end(self) -> None:
-        """Leave the line as the last one shown."""
-        self._line.end()
 
 
 def with_progress(label: str, items: Sequence[T]) -> Iterator[T]:

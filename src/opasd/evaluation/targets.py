@@ -16,7 +16,7 @@ from opasd.errors import ConfigError
 from opasd.lab import LAB
 from opasd.recipes.checking import to_config
 from opasd.recipes.reading import read_yaml
-from opasd.run.adapter import base_of
+from opasd.run.folder import base_of
 
 BASE = "base"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)

@@ -12,7 +12,7 @@ from opasd.errors import ConfigError
 from opasd.files import full_disk_errors, staged_files
 from opasd.model.loading import load_model, load_tokenizer, loading_errors
 from opasd.model.unwrap import unwrap
-from opasd.run.adapter import base_of
+from opasd.run.folder import base_of
 
 
 def merge(adapter: Path, output: Path) -> None:

@@ -17,10 +17,11 @@ from typing import IO
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from opasd.errors import ConfigError, EngineError
+from opasd.files import staged_folder
 
 PREFIX = "opasd-adapters-"
 MEMORY = Path("/dev/shm")
@@ -39,7 +40,7 @@ class AdapterExport:
         self.rank = _check_config(model.peft_config[active[0]], "the model")
         self._name = active[0]
         self._version = 0
-        root = _memory(3 * _trained_bytes(model)) if folder is None else folder
+        root = _memory(model) if folder is None else folder
         try:
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
@@ -50,18 +51,18 @@ class AdapterExport:
 
     def write(self) -> Path:
         """Write the adapter with its current weights and return its folder."""
+        check_whole(self.model)
+        state = get_peft_model_state_dict(self.model, adapter_name=self._name, save_embedding_layers=False)
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
         self._version += 1
-        staged, final = self.folder / ".writing", self.folder / f"{self._version:06d}"
-        shutil.rmtree(staged, ignore_errors=True)
+        path = self.folder / f"{self._version:06d}"
         try:
-            staged.mkdir()
-            save_file(_tensors(self.model, self._name), staged / "adapter_model.safetensors")
-            self.model.peft_config[self._name].save_pretrained(str(staged))
-            os.rename(staged, final)
+            with staged_folder(path) as staged:
+                save_file(tensors, staged / "adapter_model.safetensors")
+                self.model.peft_config[self._name].save_pretrained(str(staged))
         except OSError as error:
-            shutil.rmtree(staged, ignore_errors=True)
             raise EngineError(f"cannot write the adapter to {self.folder}: {error.strerror or error}") from error
-        return final
+        return path
 
     def forget(self, version: Path) -> None:
         """Remove the files of a version that no engine reads any more."""
@@ -108,9 +109,8 @@ def _check_config(config: PeftConfig, owner: str) -> int:
         "whole weights that train beside the adapter": config.modules_to_save or config.trainable_token_indices,
         f"rank {config.r}, above {MAX_RANK}": config.r > MAX_RANK,
     }
-    for feature, is_used in unsupported.items():
-        if is_used:
-            raise _refused(f"{owner} has {feature}")
+    if used := [feature for feature, is_used in unsupported.items() if is_used]:
+        raise _refused(f"{owner} has {used[0]}")
     return config.r
 
 
@@ -134,13 +134,11 @@ def sweep(root: Path) -> None:
 
 def _claim(root: Path) -> tuple[Path, IO[str]]:
     """Make a new folder and return it with its lock; the folder never has its name without the lock."""
-    name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    staged = root / f".{name}"
-    staged.mkdir()
-    lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (open for as long as the folder is in use)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.rename(staged, root / name)
-    return root / name, lock
+    path = root / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    with staged_folder(path) as staged:
+        lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (open for as long as the folder is in use)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return path, lock
 
 
 def _remove(folder: Path, lock: IO[str], owner: int) -> None:
@@ -149,18 +147,9 @@ def _remove(folder: Path, lock: IO[str], owner: int) -> None:
         lock.close()
 
 
-def _memory(needed_bytes: int) -> Path:
-    """Return the file system in memory if it has room, else the folder for temporary files."""
+def _memory(model: PeftModel) -> Path:
+    """Return the file system in memory if it has room for three versions, else the folder for temporary files."""
+    needed_bytes = 3 * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed_bytes:
         return MEMORY
     return Path(tempfile.gettempdir())
-
-
-def _tensors(model: PeftModel, name: str) -> dict[str, Tensor]:
-    check_whole(model)
-    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
-
-
-def _trained_bytes(model: PeftModel) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -13,12 +13,11 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
     method = "OPSD (token-level)" if config.objective.attention_weight == 0 else "OPASD (token- and attention-level)"
     if config.objective.token_weight == 0:
         method = "attention-level"
-    tags = "[on-policy-distillation, self-distillation, opasd]"
     lines = [
         "---",
         f"base_model: {json.dumps(config.model.name_or_path)}",
         "library_name: " + ("transformers" if config.model.adaptation == "full" else "peft"),
-        f"tags: {tags}",
+        "tags: [on-policy-distillation, self-distillation, opasd]",
         "---",
         "",
         f"# {config.name or 'A run of opasd'}",

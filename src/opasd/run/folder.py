@@ -7,6 +7,7 @@
 The folder appears complete or not at all, and only one process can make it.
 """
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from opasd.config import RunConfig
+from opasd.config import ModelConfig, RunConfig
 from opasd.data.made import TASKS
 from opasd.errors import ConfigError
 from opasd.files import read_object, staged_folder, write_text
@@ -29,7 +30,8 @@ from opasd.run.records import Records
 
 MAX_NAME = 200
 _CONFIG, _ENVIRONMENT = "config.yaml", "environment.json"
-_CONTINUED = re.compile(r"environment-([1-9]\d*)\.json", re.ASCII)
+_LAB_FOLDER = ("opasd", "lab", "model")
+_CONTINUED = re.compile(r"(?:environment|config)-([1-9]\d*)\.(?:json|yaml)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,7 @@ class RunFolder:
     def continued(self, config: RunConfig, *, command: Sequence[str] = ()) -> Self:
         """Record that the run continues: environment-N.json, and the old configuration in config-N.yaml if changed."""
         config = with_absolute_paths(config)
-        number = 1
-        while (self.path / f"environment-{number}.json").exists() or (self.path / f"config-{number}.yaml").exists():
-            number += 1
+        number = self._times_continued() + 1
         files = {f"environment-{number}.json": to_json(environment(command))}
         if config != self.config:
             files[f"config-{number}.yaml"] = write_yaml(self.config.model_dump())
@@ -95,11 +95,14 @@ class RunFolder:
 
     def undo_continued(self) -> None:
         """Remove the last record of `continued`, for a run that failed before its first step."""
-        numbers = [int(match[1]) for path in self.path.iterdir() if (match := _CONTINUED.fullmatch(path.name))]
-        if numbers:
-            (self.path / f"environment-{max(numbers)}.json").unlink()
-            with suppress(FileNotFoundError):
-                (self.path / f"config-{max(numbers)}.yaml").replace(self.path / _CONFIG)
+        number = self._times_continued()
+        (self.path / f"environment-{number}.json").unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            (self.path / f"config-{number}.yaml").replace(self.path / _CONFIG)
+
+    def _times_continued(self) -> int:
+        matches = (_CONTINUED.fullmatch(path.name) for path in self.path.iterdir())
+        return max((int(match[1]) for match in matches if match), default=0)
 
     def has_ended(self, max_steps: int) -> bool:
         """Return whether the run is finished and has no checkpoint; refuse to continue such a run to `max_steps`."""
@@ -118,6 +121,28 @@ class RunFolder:
                 f"{self.path} was begun with --num-processes {before}, this is {count}: a step would have other "
                 "problems; give that number, or launch as many"
             )
+
+
+def base_of(adapter: Path) -> ModelConfig | None:
+    """Return the base model that an adapter names, with the loading settings of the run that made the adapter."""
+    described = adapter / "adapter_config.json"
+    try:
+        values = json.loads(described.read_text(encoding="utf-8"))
+        if not (base := values.get("base_model_name_or_path")):
+            return None
+        if Path(base).parts[-3:] == _LAB_FOLDER:
+            base = LAB  # a checkpoint names the folder, whose path differs between machines
+        model = ModelConfig(name_or_path=base, revision=values.get("revision") or None)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{described} cannot be read ({str(error).splitlines()[0]}); give a whole adapter") from error
+    try:
+        run = RunFolder.open(adapter.absolute().parent).config.model
+    except ConfigError:  # the adapter lies in no run folder
+        return model
+    if run.name_or_path != base:
+        return model
+    loading = {"revision": model.revision or run.revision, "trust_remote_code": run.trust_remote_code}
+    return model.model_copy(update=loading)
 
 
 def run_name(recipe: str, now: time.struct_time | None = None) -> str:
