@@ -18,6 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from opasd.choices import FinishReason
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 
+Prompts = Sequence[Sequence[int]]
+"""Token ids of each prompt."""
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -43,9 +46,7 @@ class Completion:
 class Sampler(Protocol):
     """The least that an object must have to sample rollouts; `as_engine` adds the rest."""
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
-    ) -> list[Completion]:
+    def generate(self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int]) -> list[Completion]:
         """Return one completion for each prompt, in order; `seeds` has one seed for each prompt."""
         ...
 
@@ -58,7 +59,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         """Return one completion for each prompt, in order; `seeds` has one seed for each prompt.
 
@@ -106,7 +107,7 @@ class _PlainEngine(RolloutEngine):
         self.sampler = sampler
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         return self.sampler.generate(prompts, sampling, seeds)
 

@@ -23,11 +23,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from opasd.config import SamplingConfig
 from opasd.device import short_of_memory
-from opasd.rollout.engine import Completion
+from opasd.model.registry import configurations, use_attention
+from opasd.rollout.engine import Completion, Prompts
 from opasd.rollout.transformers.fusing import RoundedAdapters, fused, kernels_available
 from opasd.rollout.transformers.graphs import GraphCapture
 from opasd.rollout.transformers.sampling import sample, uniform_numbers
-from opasd.rollout.transformers.slots import LayerShape, SlotCache, attending_to_slots, layer_shapes
+from opasd.rollout.transformers.slots import IMPLEMENTATION, SlotCache, TokenState, token_states
 
 CHECK_EVERY = 8
 """Steps between two looks at which rows have ended."""
@@ -40,7 +41,7 @@ SHRINK_STEPS = 128
 MIN_ROWS = 8
 """Fewer rows than this are no faster."""
 PREFILL_TOKENS = 16_384
-"""Prompt tokens read in one forward."""
+"""Prompt tokens, with padding, that one forward reads."""
 MEMORY_SHARE = 0.8
 """Share of the free memory for slots; reading prompts and the step itself need the rest."""
 
@@ -49,8 +50,8 @@ MEMORY_SHARE = 0.8
 class SlotPlan:
     """How to decode a model in slots, as a trial has shown."""
 
-    shapes: tuple[LayerShape, ...]
-    """Layers of the cache."""
+    tokens: list[TokenState]
+    """A token's keys and values in each layer of the cache."""
     fuse: bool
     """Whether a step runs fused kernels."""
     graphs: GraphCapture
@@ -65,8 +66,9 @@ class Decoder:
     ) -> None:  # fmt: skip
         device, limit = model.device, sampling.max_new_tokens
         self.model, self.plan, self.sampling, self.limit = model, plan, sampling, limit
-        self.cache = SlotCache(plan.shapes, rows, length, device)
-        self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=device)
+        self.cache = SlotCache(plan.tokens, rows, length)
+        self.stop = stop
+        self.stop_S = torch.tensor(sorted(stop), dtype=torch.long, device=device)
         self.token, self.last, self.step = (torch.zeros(rows, dtype=torch.long, device=device) for _ in range(3))
         self.done = torch.ones(rows, dtype=torch.bool, device=device)
         self.failed = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -77,13 +79,16 @@ class Decoder:
         self.capturing = plan.graphs.enabled
         self.rounded: RoundedAdapters = {}
 
-    def admit(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
-        """Read prompts, longest first, into free slots."""
+    def admit(self, slots: Sequence[int], prompts: Prompts, seeds: Sequence[int]) -> None:
+        """Read prompts, sorted from the longest to the shortest, into free slots."""
         device = self.model.device
         into = torch.tensor(slots, device=device)
         self.cache.clear(into)
-        for start, end in _chunks([len(prompt) for prompt in prompts]):
+        start = 0
+        while start < len(prompts):
+            end = start + max(1, PREFILL_TOKENS // len(prompts[start]))
             self._read(into[start:end], prompts[start:end])
+            start = end
         self.token[into] = torch.tensor([prompt[-1] for prompt in prompts], device=device)
         self.last[into] = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         self.step[into] = 0
@@ -91,7 +96,7 @@ class Decoder:
         self.failed[into] = False
         self.uniform_BT[into] = uniform_numbers(seeds, self.limit).T.to(device)
 
-    def _read(self, slots: Tensor, prompts: Sequence[Sequence[int]]) -> None:
+    def _read(self, slots: Tensor, prompts: Prompts) -> None:
         """Fill slots with their prompts, padded on the right.
 
         Causal attention never looks right, so the padding needs no mask; later steps overwrite it.
@@ -123,7 +128,7 @@ class Decoder:
         token = sample(logits_BV, self.uniform_BT[:rows].gather(1, step[:, None])[:, 0], self.sampling)
         drawn.scatter_(1, step[:, None], torch.where(done, drawn.gather(1, step[:, None])[:, 0], token)[:, None])
         bad = ~logits_BV.amax(-1).isfinite() & ~done
-        ended = done | bad | (token[:, None] == self.stop).any(-1) | (step + 1 >= self.limit)
+        ended = done | bad | (token[:, None] == self.stop_S).any(-1) | (step + 1 >= self.limit)
         self.failed[:rows].logical_or_(bad)
         self.token[:rows].copy_(token)
         self.last[:rows].copy_(torch.where(ended, 0, self.last[:rows] + 1))  # a row at rest costs no attention
@@ -134,7 +139,7 @@ class Decoder:
     def step_form(self) -> Iterator[None]:
         """Within the block, the model's forward has the form of a step: it attends to slots and is fused."""
         with ExitStack() as stack:
-            stack.enter_context(attending_to_slots(self.model))
+            stack.callback(use_attention(configurations(self.model), IMPLEMENTATION))
             if self.plan.fuse:
                 stack.enter_context(fused(self.model, self.rounded))
             yield
@@ -164,26 +169,21 @@ class Decoder:
             state[into] = state[origin]
         self.done[origin] = True
 
-    def completions(self, slots: Sequence[int], stop: frozenset[int]) -> list[Completion]:
+    def completions(self, slots: Sequence[int]) -> list[Completion]:
         """Return the completions of slots that have ended."""
         from_slots = torch.tensor(slots, device=self.model.device)
         lengths = (self.step[from_slots] + 1).tolist()
         drawn, failed = self.drawn_BT[from_slots, : max(lengths)].tolist(), self.failed[from_slots].tolist()
         return [
-            Completion.ended(row[:length], stop, failed=bad)
+            Completion.ended(row[:length], self.stop, failed=bad)
             for row, length, bad in zip(drawn, lengths, failed, strict=True)
         ]
 
 
 def decode_in_slots(
-    model: PreTrainedModel,
-    plan: SlotPlan,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingConfig,
-    seeds: Sequence[int],
-    stop: frozenset[int],
-    max_rows: int,
-) -> Iterator[tuple[int, Completion]]:
+    model: PreTrainedModel, plan: SlotPlan, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int],
+    stop: frozenset[int], max_rows: int,
+) -> Iterator[tuple[int, Completion]]:  # fmt: skip
     """Yield the index of each prompt and its completion, in the order in which they end."""
     waiting = deque(sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True))
     length, limit = max(map(len, prompts)) + sampling.max_new_tokens - 1, sampling.max_new_tokens
@@ -193,7 +193,7 @@ def decode_in_slots(
     steps_in: dict[int, int] = {}  # taken for that prompt so far
     while waiting or prompt_in:
         free = [slot for slot in range(rows) if slot not in prompt_in]
-        if waiting and (len(free) >= max(1, rows // REFILL_SHARE)):
+        if waiting and len(free) >= max(1, rows // REFILL_SHARE):
             slots = free[: len(waiting)]
             chosen = [waiting.popleft() for _ in slots]
             decoder.admit(slots, [prompts[i] for i in chosen], [seeds[i] for i in chosen])
@@ -215,8 +215,7 @@ def decode_in_slots(
         ended = [slot for slot in prompt_in if done[slot]]
         steps_in = {slot: count + steps for slot, count in steps_in.items() if not done[slot]}
         if ended:
-            completions = decoder.completions(ended, stop)
-            yield from [(prompt_in.pop(slot), c) for slot, c in zip(ended, completions, strict=True)]
+            yield from zip([prompt_in.pop(slot) for slot in ended], decoder.completions(ended), strict=True)
 
 
 def _fewer_rows(rows: int, active: int) -> int:
@@ -235,17 +234,9 @@ def _rows_in_memory(model: PreTrainedModel, plan: SlotPlan, length: int, samplin
     vocabulary = model.config.get_text_config().vocab_size
     # The model's logits, their float32 copy and the scaled one; sorting with indices as well if top-k keeps all tokens.
     drawing = vocabulary * (16 if sampling.top_k else 64)
-    row = length * sum(shape.bytes_per_token for shape in plan.shapes) + drawing + 12 * sampling.max_new_tokens
+    token = sum(state.nbytes for states in plan.tokens for state in states)
+    row = length * token + drawing + 12 * sampling.max_new_tokens
     return max(1, int(MEMORY_SHARE * (free + unused) / row))
-
-
-def _chunks(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield start and end of groups of prompts, sorted by length, with up to `PREFILL_TOKENS` padded tokens each."""
-    start = 0
-    while start < len(lengths):
-        count = max(1, PREFILL_TOKENS // lengths[start])
-        yield start, min(start + count, len(lengths))
-        start += count
 
 
 # ---- whether a model can be decoded in slots ------------------------------------------------------------------------
@@ -272,7 +263,7 @@ def make_slot_plan(model: PreTrainedModel) -> SlotPlan | str:
     reason = ""
     for fuse in (True, False) if kernels_available(model.device) else (False,):
         graphs = GraphCapture(model.device, enabled=model.device.type == "cuda" and not _has_hooks(model))
-        plan = SlotPlan(layer_shapes(caches[0]), fuse, graphs)
+        plan = SlotPlan(token_states(caches[0]), fuse, graphs)
         decoder = Decoder(model, plan, SamplingConfig(temperature=0, max_new_tokens=1), frozenset(), 2, 24)
         try:
             decoder.admit([0, 1], prompts, [0, 0])
@@ -299,7 +290,7 @@ def _tolerance(model: PreTrainedModel) -> float:
 
 
 def _waits(decoder: Decoder) -> bool:
-    """Whether the model waits for the device in a step, which no graph can hold."""
+    """Return whether the model waits for the device in a step, which no graph can hold."""
     before = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings():
@@ -314,7 +305,7 @@ def _waits(decoder: Decoder) -> bool:
 
 
 def _has_hooks(model: PreTrainedModel) -> bool:
-    """Whether foreign Python code runs in every forward; a graph would run it only once."""
+    """Return whether foreign Python code runs in every forward; a graph would run it only once."""
     hooks = [
         hook
         for module in model.modules()

@@ -20,7 +20,7 @@ from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.device import short_of_memory
 from opasd.errors import ConfigError
 from opasd.model.unwrap import model_type, unwrap
-from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
+from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers.decoding import NOT_FINITE, SlotPlan, decode_in_slots, make_slot_plan
 from opasd.rollout.transformers.padded import decode_padded
@@ -70,7 +70,7 @@ class TransformersEngine(RolloutEngine):
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         assert len(prompts) == len(seeds)
         assert all(len(prompt) > 0 for prompt in prompts)

@@ -26,7 +26,7 @@ RoundedAdapters = dict[nn.Module, tuple[Tensor, Tensor]]
 
 
 def kernels_available(device: torch.device) -> bool:
-    """Whether Triton's kernels run here; they need tensor cores with bfloat16."""
+    """Return whether Triton's kernels run here; they need tensor cores with bfloat16."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -52,13 +52,13 @@ def fused(model: nn.Module, rounded: RoundedAdapters) -> Iterator[None]:
 
 
 def _is_wrapped(module: nn.Module) -> bool:
-    """Whether the module has a forward that may do more than its class says; Liger's forwards do not."""
+    """Return whether the module has a forward that may do more than its class says; Liger's forwards do not."""
     forward = module.__dict__.get("forward")
     return forward is not None and not is_ligers(forward)
 
 
 def is_ligers(function: Callable[..., Any]) -> bool:
-    """Whether liger-kernel defines a function."""
+    """Return whether liger-kernel defines a function."""
     return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
@@ -78,11 +78,8 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     def forward(x: Tensor) -> Tensor:
         return kernels.rms_norm(x, weight, eps)
 
-    def agrees() -> bool:
-        x = _numbers(3, 1, weight.shape[0], like=weight)
-        return _close([forward(x)], [module(x)])
-
-    return forward if _agreement((type(module), weight.dtype, weight.device), agrees) else None
+    key = (type(module), weight.dtype, weight.device)
+    return forward if _agree(key, forward, module, weight, (3, 1, weight.shape[0])) else None
 
 
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
@@ -101,12 +98,12 @@ def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def agrees(query: Tensor) -> bool:
         D = query.shape[-1]
-        inputs = [_numbers(*shape, like=query) for shape in ((3, 4, 1, D), (3, 2, 1, D), (3, 1, D), (3, 1, D))]
-        return _close(kernels.rotate(*inputs), original(*inputs))
+        shapes = (3, 4, 1, D), (3, 2, 1, D), (3, 1, D), (3, 1, D)
+        return _agree((original, query.dtype, query.device, D), kernels.rotate, original, query, *shapes)
 
     def apply(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         plain = not args and not kwargs and query.ndim == key.ndim == 4 and fits(query, key, cos, sin)
-        if plain and _agreement((original, query.dtype, query.device, query.shape[-1]), lambda: agrees(query)):
+        if plain and agrees(query):
             return kernels.rotate(query, key, cos, sin)
         return original(query, key, cos, sin, *args, **kwargs)
 
@@ -150,23 +147,18 @@ def _adapted(module: nn.Module, rounded: RoundedAdapters) -> Callable[[Tensor], 
     return forward
 
 
-# ---- whether two computations agree ---------------------------------------------------------------------------------
-
-
-def _agreement(key: tuple[object, ...], agrees: Callable[[], bool]) -> bool:
+def _agree(
+    key: tuple[object, ...], kernel: Callable[..., Any], original: Callable[..., Any], like: Tensor,
+    *shapes: tuple[int, ...],
+) -> bool:  # fmt: skip
+    """Return whether the kernel gives what the model's code gives on random numbers of these shapes."""
     if key not in AGREEMENTS:
-        AGREEMENTS[key] = agrees()
+        inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like) for shape in shapes]
+        results = (function(*inputs) for function in (kernel, original))
+        pairs = zip(*((result,) if isinstance(result, Tensor) else result for result in results), strict=True)
+        AGREEMENTS[key] = all(
+            a.shape == b.shape and a.dtype == b.dtype
+            and bool((a.double() - b.double()).norm() <= torch.finfo(a.dtype).eps * b.double().norm())
+            for a, b in pairs
+        )  # fmt: skip
     return AGREEMENTS[key]
-
-
-def _numbers(*shape: int, like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(like)
-
-
-def _close(outputs: Any, expected: Any) -> bool:
-    return all(
-        a.shape == b.shape and a.dtype == b.dtype
-        and bool((a.double() - b.double()).norm() <= torch.finfo(a.dtype).eps * b.double().norm())
-        for a, b in zip(outputs, expected, strict=True)
-    )  # fmt: skip

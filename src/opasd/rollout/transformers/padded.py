@@ -10,13 +10,13 @@ Shapes: B rows, P prompt positions, T new tokens, V vocabulary.
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from opasd.config import SamplingConfig
 from opasd.model.unwrap import unwrap
-from opasd.rollout.engine import Completion
+from opasd.rollout.engine import Completion, Prompts
 from opasd.rollout.transformers.sampling import sample, uniform_numbers
 
 COMPACT_BELOW = 0.75
@@ -25,13 +25,9 @@ _NO_TOKEN = -1
 
 
 def decode_padded(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingConfig,
-    seeds: Sequence[int],
-    stop: frozenset[int],
+    model: nn.Module, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], stop: frozenset[int],
     max_rows: int,
-) -> Iterator[tuple[int, Completion]]:
+) -> Iterator[tuple[int, Completion]]:  # fmt: skip
     """Yield the index of each prompt and its completion, batch by batch."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
     for start in range(0, len(order), max_rows):
@@ -41,20 +37,18 @@ def decode_padded(
 
 
 def _decode(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingConfig,
-    seeds: Sequence[int],
-    stop: frozenset[int],
+    model: nn.Module, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], stop: frozenset[int]
 ) -> list[Completion]:
     device, limit = unwrap(model).device, sampling.max_new_tokens
-    ids_BP, mask_BP = _left_pad(prompts, device)
+    ids = [torch.tensor(prompt) for prompt in prompts]
+    masks = [torch.ones_like(row) for row in ids]
+    ids_BP, mask_BP = (pad_sequence(rows, batch_first=True, padding_side="left").to(device) for rows in (ids, masks))
     uniform_TB = uniform_numbers(seeds, limit).to(device)
     stops = torch.tensor(sorted(stop), dtype=torch.long, device=device)
     cache = DynamicCache(config=unwrap(model).config)
     drawn_BT = torch.full((len(prompts), limit), _NO_TOKEN, device=device)
     failed_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    # From here on B counts the rows still in the batch; `rows` holds their numbers.
+    # From here on, B counts the rows still in the batch; `rows` holds their numbers.
     rows = torch.arange(len(prompts), device=device)
     done_B = torch.zeros_like(failed_B)
     inputs, positions_BP, position_B = ids_BP, (mask_BP.cumsum(-1) - 1).clamp_min(0), mask_BP.sum(-1)
@@ -88,11 +82,3 @@ def _decode(
         Completion.ended(row_T[row_T != _NO_TOKEN].tolist(), stop, failed=failed)
         for row_T, failed in zip(drawn_BT.cpu(), failed_B.tolist(), strict=True)
     ]
-
-
-def _left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the prompts' ids and attention mask [B, P], padded with 0 on the left."""
-    rows = [torch.tensor(prompt) for prompt in prompts]
-    masks = [torch.ones_like(row) for row in rows]
-    ids_BP, mask_BP = (pad_sequence(part, batch_first=True, padding_side="left") for part in (rows, masks))
-    return ids_BP.to(device), mask_BP.to(device)

@@ -7,9 +7,7 @@ never moves, so a step can be captured as a CUDA graph and replayed.
 Shapes: B rows, H query heads, K key heads, T new positions, S positions of a slot, D head size.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from opasd.model.registry import configurations, use_attention
 from opasd.rollout.transformers.fusing import kernels_available
 
 IMPLEMENTATION = "opasd_slots"
@@ -30,36 +27,21 @@ class SlotsError(Exception):
     """The model's attention cannot run over slots."""
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """The keys and values that one layer stores for a token."""
-
-    heads: int
-    key_size: int
-    value_size: int
-    dtype: torch.dtype
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+TokenState = tuple[Tensor, Tensor]
+"""Keys [1, K, 1, D] and values that one layer stores for a token."""
 
 
-def layer_shapes(cache: DynamicCache) -> tuple[LayerShape, ...]:
-    """Return the shapes of the layers of a cache that holds tokens."""
-    shapes = []
-    for layer in cache.layers:
-        assert isinstance(layer, DynamicLayer)
-        assert layer.keys is not None
-        assert layer.values is not None
-        shapes.append(LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype))
-    return tuple(shapes)
+def token_states(cache: DynamicCache) -> list[TokenState]:
+    """Return the first token's keys and values in each layer of a cache."""
+    layers: list[Any] = cache.layers
+    return [(layer.keys[:1, :, :1].clone(), layer.values[:1, :, :1].clone()) for layer in layers]
 
 
 class SlotCache(Cache):
-    """Storage for `rows` sequences of up to `length` tokens."""
+    """Storage for `rows` sequences of up to `length` tokens, for layers that store such tokens."""
 
-    def __init__(self, shapes: Sequence[LayerShape], rows: int, length: int, device: torch.device) -> None:
-        self.slots = [_SlotLayer(shape, rows, length, device) for shape in shapes]
+    def __init__(self, tokens: Iterable[TokenState], rows: int, length: int) -> None:
+        self.slots = [_SlotLayer(token, rows, length) for token in tokens]
         super().__init__(layers=list(self.slots))
 
     def fill(self, slots: Tensor) -> None:
@@ -88,10 +70,11 @@ class SlotCache(Cache):
 class _SlotLayer(CacheLayerMixin):
     is_sliding = False
 
-    def __init__(self, shape: LayerShape, rows: int, length: int, device: torch.device) -> None:
+    def __init__(self, token: TokenState, rows: int, length: int) -> None:
         super().__init__()
-        self.stored_keys = torch.zeros(rows, shape.heads, length, shape.key_size, dtype=shape.dtype, device=device)
-        self.stored_values = torch.zeros(rows, shape.heads, length, shape.value_size, dtype=shape.dtype, device=device)
+        self.stored_keys, self.stored_values = (
+            state.new_zeros(rows, state.shape[1], length, state.shape[3]) for state in token
+        )
         self.is_initialized = True
         self.target, self.extends = torch.empty(0), False
 
@@ -127,7 +110,7 @@ class _SlotLayer(CacheLayerMixin):
 
 
 def fits(config: PreTrainedConfig) -> bool:
-    """Whether every layer of the model's cache grows by one key and one value for each token, and does nothing else."""
+    """Return whether every layer of the model's cache stores one key and one value for each token, and nothing else."""
     layers = DynamicCache(config=config).layers
     return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)
 
@@ -141,9 +124,9 @@ def slots_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attend from one new token in each row; `attention_mask` [B, 1, 1, 1] holds the rows' last positions."""
     unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    last = attention_mask
     if unsupported or dropout or query.shape[2] != 1:
         raise SlotsError(f"its attention has {', '.join(unsupported) or 'dropout or several queries'}")
+    last = attention_mask
     if last is None or last.shape != (query.shape[0], 1, 1, 1) or last.dtype != torch.long:
         raise SlotsError("it changes a prepared attention mask")
     scaling = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -152,21 +135,10 @@ def slots_attention(
 
         return kernels.attend(query, key, value, last[:, 0, 0, 0], scaling), None
     seen = torch.arange(key.shape[2], device=key.device) <= last
-    grouped = query.shape[1] != key.shape[1]
     output = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=seen, scale=scaling, enable_gqa=grouped
+        query, key, value, attn_mask=seen, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
     return output.transpose(1, 2), None
 
 
 AttentionInterface.register(IMPLEMENTATION, slots_attention)
-
-
-@contextmanager
-def attending_to_slots(model: nn.Module) -> Iterator[None]:
-    """Within the block, the model's attention is `slots_attention`."""
-    restore = use_attention(configurations(model), IMPLEMENTATION)
-    try:
-        yield
-    finally:
-        restore()

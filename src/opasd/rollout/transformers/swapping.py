@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from opasd.config import ModelConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.model.loading import load_model
-from opasd.rollout.engine import AdapterEngine, Completion
+from opasd.rollout.engine import AdapterEngine, Completion, Prompts
 from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers.engine import TransformersEngine
 
@@ -25,29 +25,31 @@ class SwappingEngine(AdapterEngine):
     """Samples from the base `config` alone or with an adapter; each adapter acts as if it were loaded alone."""
 
     def __init__(self, config: ModelConfig, tokenizer: PreTrainedTokenizerBase, max_batch: int) -> None:
-        self._config, self._max_batch = config, max_batch
-        self._model: PreTrainedModel | PeftModel = _load(config)
-        self._stop = stop_ids(self._model, tokenizer)
-        self._engine = self._new_engine()
+        self._config, self._tokenizer, self._max_batch = config, tokenizer, max_batch
         self._path: Path | None = None
         self._base_is_clean = True
         """Whether no adapter so far has changed the base."""
+        self._load()
 
-    def _new_engine(self) -> TransformersEngine:
-        return TransformersEngine(self._model, self._stop, self._max_batch)
+    def _load(self) -> None:
+        self._model: PreTrainedModel | PeftModel = load_model(self._config)
+        torch.nn.Module.to(self._model, "cuda" if torch.cuda.is_available() else "cpu")
+        self._renew_engine()
+
+    def _renew_engine(self) -> None:
+        """Forget the engine's plan, which need not hold with another adapter."""
+        self._engine = TransformersEngine(self._model, stop_ids(self._model, self._tokenizer), self._max_batch)
 
     def use_adapter(self, path: Path | None) -> None:
         self._path = path
         leaves_no_trace = path is None or _leaves_no_trace(path)
         if isinstance(self._model, PeftModel) and not (self._base_is_clean and leaves_no_trace):
             del self._model, self._engine  # before there are two models in memory
-            self._model = _load(self._config)
-            self._engine = self._new_engine()
+            self._load()
         self._base_is_clean = leaves_no_trace
         if path is not None:
             self._put_on(path)
-        # An engine's plan for a model need not hold with another adapter.
-        self._engine = self._new_engine()
+        self._renew_engine()
 
     def _put_on(self, path: Path) -> None:
         try:
@@ -69,7 +71,7 @@ class SwappingEngine(AdapterEngine):
             ) from error
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         peft = self._model if isinstance(self._model, PeftModel) else None
         with peft.disable_adapter() if peft is not None and self._path is None else nullcontext():
@@ -81,14 +83,8 @@ class SwappingEngine(AdapterEngine):
             torch.cuda.empty_cache()
 
 
-def _load(config: ModelConfig) -> PreTrainedModel:
-    model = load_model(config)
-    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
-    return model
-
-
 def _leaves_no_trace(path: Path) -> bool:
-    """Whether another adapter may follow this one on the same base: plain LoRA that starts from random weights."""
+    """Return whether another adapter may follow on the same base: this one is plain LoRA from random weights."""
     try:
         config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

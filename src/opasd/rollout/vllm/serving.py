@@ -18,7 +18,7 @@ from opasd.errors import ConfigError
 from opasd.model.checks import context
 from opasd.model.loading import model_source
 from opasd.model.unwrap import unwrap
-from opasd.rollout.engine import AdapterEngine, Completion
+from opasd.rollout.engine import AdapterEngine, Completion, Prompts
 from opasd.rollout.stops import stop_ids, stop_ids_of_files
 
 HALF_PRECISION = ("bfloat16", "float16")
@@ -82,7 +82,7 @@ class ServingEngine(AdapterEngine):
         self.longest = min(longest, context(base.config)) if config.max_model_len is None else config.max_model_len
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
         assert len(prompts) == len(seeds)
         requests = [
