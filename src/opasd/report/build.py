@@ -18,7 +18,7 @@ from opasd.report.charts import svg
 from opasd.report.facts import Facts
 from opasd.report.figure import Figure
 from opasd.report.figure import to_csv as figure_csv
-from opasd.report.figures import all_figures
+from opasd.report.figures import ABOUT, all_figures
 from opasd.report.page import Page, notice, paragraph, part_links, viewer_page
 from opasd.report.results import costs, evaluations, results
 from opasd.report.run import Run
@@ -119,15 +119,15 @@ def _add_results(report: Report, runs: Sequence[Run]) -> None:
 
 def _add_figures(report: Report, runs: Sequence[Run]) -> None:
     tables = {"Evaluation": evaluations(runs), "Cost": costs(runs)}
-    for group in all_figures(runs):
+    for heading, figures in all_figures(runs).items():
         content = []
-        if table := tables.get(group.heading):
+        if table := tables.get(heading):
             content.append(report.add_table(table))
-        if group.heading == "Attention" and (lines := [line for run in runs if (line := alignment_note(run))]):
+        if heading == "Attention" and (lines := [line for run in runs if (line := alignment_note(run))]):
             content.append(paragraph("Mean divergence. " + ". ".join(lines) + "."))
-        content.append(report.add_figures(group.figures))
+        content.append(report.add_figures(figures))
         if any(content):
-            report.page.section(slug(group.heading).lower(), group.heading, paragraph(group.about), *content)
+            report.page.section(slug(heading).lower(), heading, paragraph(ABOUT[heading]), *content)
 
 
 def _add_seeds(report: Report, runs: Sequence[Run]) -> None:

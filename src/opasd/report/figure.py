@@ -1,13 +1,11 @@
 """A figure's data. `figures` and `accuracy` make figures of runs, `facts` of published numbers, `charts` draws them."""
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from opasd.analysis.curves import Point
-from opasd.report.text import no_formula
+from opasd.report.text import csv_text
 
 
 @dataclass(frozen=True)
@@ -46,29 +44,25 @@ class Figure:
     """Whether values are shares, shown as per cent."""
 
 
+def with_points(figures: Iterable[Figure]) -> list[Figure]:
+    """Return the figures that have something to draw."""
+    return [figure for figure in figures if any(series.points for series in figure.series)]
+
+
 def to_csv(figure: Figure) -> str:
     """Return the figure's data, one row for each point."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    header = ["series", no_formula(figure.x_label), no_formula(figure.y_label)]
     has_band = any(series.low for series in figure.series)
     has_size = any(series.sizes for series in figure.series)
-    writer.writerow([*header, *(["low", "high"] if has_band else []), *(["size"] if has_size else [])])
+    header = ["series", figure.x_label, figure.y_label]
+    rows: list[list[str | float]] = [[*header, *(["low", "high"] if has_band else []), *(["size"] if has_size else [])]]
     for series in figure.series:
-        name = no_formula(series.name) + (" (raw)" if series.faint else "")
+        name = f"{series.name} (raw)" if series.faint else series.name
         for index, (x, y) in enumerate(series.points):
-            row: list[str | float] = [
-                name,
-                no_formula(figure.categories[int(x)]) if figure.categories else _exact(x),
-                repr(y),
-            ]
+            whole = float(x).is_integer()
+            row = [name, figure.categories[int(x)] if figure.categories else int(x) if whole else x, y]
             if has_band:
                 row += [series.low[index], series.high[index]] if series.low else ["", ""]
             if has_size:
                 row.append(series.sizes[index] if series.sizes else "")
-            writer.writerow(row)
-    return out.getvalue()
-
-
-def _exact(x: float) -> str:
-    return f"{x:.0f}" if float(x).is_integer() else repr(x)
+            rows.append(row)
+    return csv_text(rows)

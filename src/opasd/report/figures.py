@@ -1,183 +1,137 @@
-"""The figures that runs support, in groups; a figure is left out if no run has data for it."""
+"""The figures that runs support, by section; a figure is left out if no run has data for it."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 from opasd.analysis.curves import SMOOTHING, cumulative, ema
-from opasd.analysis.markers import MARKERS, MarkerCounts, change_from, density, density_by_marker
+from opasd.analysis.markers import MARKERS, change_from, density, density_by_marker
 from opasd.analysis.spending import PARTS, pareto_front
 from opasd.report.accuracy import evaluation, validation
-from opasd.report.figure import Figure, Series
+from opasd.report.figure import Figure, Series, with_points
 from opasd.report.run import ROLLOUT, Run
 
-
-@dataclass(frozen=True)
-class FigureGroup:
-    """The figures of one section of a report."""
-
-    heading: str
-    about: str
-    figures: list[Figure]
-
-
-def all_figures(runs: Sequence[Run]) -> list[FigureGroup]:
-    """Return every group of figures; a group without data has no figures."""
-    return [
-        FigureGroup(
-            "Training dynamics",
-            "What the student's own rollouts looked like, step by step.",
-            training_curves(runs, _DYNAMICS),
-        ),
-        FigureGroup(
-            "Validation",
-            "Held-out problems answered during training; the same problems and seeds each time.",
-            validation(runs),
-        ),
-        FigureGroup(
-            "Evaluation",
-            "Benchmarks answered after training, several samples a problem; bands are 95 % intervals over problems.",
-            evaluation(runs),
-        ),
-        FigureGroup(
-            "Attention",
-            "How far the student's attention is from the teacher's, projected onto what the student sees.",
-            training_curves(runs, _ATTENTION),
-        ),
-        FigureGroup("Cost", "What training took, and what it bought.", cost(runs)),
-        FigureGroup(
-            "Epistemic markers",
-            f"Ten words of uncertainty and re-examination ({', '.join(MARKERS)}), whole words, per 1,000 response "
-            "tokens: how a model talks, not what it knows.",
-            [*training_curves(runs, _MARKERS), *markers(runs)],
-        ),
-    ]
-
-
-@dataclass(frozen=True)
-class _TrainingCurve:
-    """A figure of one metric of training by step."""
-
-    id: str
-    title: str
-    metric: str
-    y_label: str
-    caption: str
-    smooth: bool = True
-    """Whether to draw a moving average over the raw values."""
-    from_zero: bool = False
-    percent: bool = False
-    unless_zero: bool = False
-    """Whether to leave the figure out if all values are 0."""
-
-
+ABOUT = {
+    "Training dynamics": "What the student's own rollouts looked like, step by step.",
+    "Validation": "Held-out problems answered during training; the same problems and seeds each time.",
+    "Evaluation": "Benchmarks answered after training, several samples a problem; bands are 95 % intervals over "
+    "problems.",
+    "Attention": "How far the student's attention is from the teacher's, projected onto what the student sees.",
+    "Cost": "What training took, and what it bought.",
+    "Epistemic markers": f"Ten words of uncertainty and re-examination ({', '.join(MARKERS)}), whole words, per 1,000 "
+    "response tokens: how a model talks, not what it knows.",
+}
+"""Heading of a section ─► what its figures show."""
 _BOLD = f"bold: moving average ({SMOOTHING:g})."
-_DYNAMICS = (
-    _TrainingCurve(
-        "rollout-accuracy", "Rollout accuracy", "rollout/accuracy", "accuracy",
-        f"Share of a step's graded rollouts that are right; {_BOLD}", percent=True,
+_by_step = partial(Figure, kind="line", x_label="step", series=())
+_DYNAMICS = {
+    "rollout/accuracy": _by_step(
+        "rollout-accuracy", "Rollout accuracy", y_label="accuracy", percent=True,
+        caption=f"Share of a step's graded rollouts that are right; {_BOLD}",
     ),
-    _TrainingCurve(
-        "response-length", "Response length", "rollout/length_mean", "tokens", f"Mean tokens of a rollout; {_BOLD}",
-        from_zero=True,
+    "rollout/length_mean": _by_step(
+        "response-length", "Response length", y_label="tokens", from_zero=True,
+        caption=f"Mean tokens of a rollout; {_BOLD}",
     ),
-    _TrainingCurve(
-        "truncated", "Truncated rollouts", "rollout/truncated", "share", "Rollouts that reached the token limit.",
-        smooth=False, percent=True, from_zero=True, unless_zero=True,
+    "rollout/truncated": _by_step(
+        "truncated", "Truncated rollouts", y_label="share", percent=True, from_zero=True,
+        caption="Rollouts that reached the token limit.",
     ),
-    _TrainingCurve(
-        "leaks", "Rollouts that speak of the teacher's context", "rollout/leaks", "share",
-        "With a phrase that only the teacher's wording has.",
-        smooth=False, percent=True, from_zero=True, unless_zero=True,
+    "rollout/leaks": _by_step(
+        "leaks", "Rollouts that speak of the teacher's context", y_label="share", percent=True, from_zero=True,
+        caption="With a phrase that only the teacher's wording has.",
     ),
-    _TrainingCurve(
-        "token-divergence", "Token divergence", "token/divergence", "nats",
-        "Between the teacher's and the student's next-token distributions, before clipping.", from_zero=True,
+    "token/divergence": _by_step(
+        "token-divergence", "Token divergence", y_label="nats", from_zero=True,
+        caption="Between the teacher's and the student's next-token distributions, before clipping.",
     ),
-    _TrainingCurve("gradient-norm", "Gradient norm", "grad_norm", "norm", "Before clipping.", from_zero=True),
-)  # fmt: skip
-_ATTENTION = (
-    _TrainingCurve(
-        "attention-alignment", "Attention alignment", "attention/divergence", "divergence",
-        f"Between the projected attention of the teacher and the student's, on fresh rollouts each step; {_BOLD}",
-        from_zero=True,
+    "grad_norm": _by_step(
+        "gradient-norm", "Gradient norm", y_label="norm", from_zero=True, caption="Before clipping."
     ),
-    _TrainingCurve(
-        "solution-mass", "Teacher's attention on the solution (ρ)", "attention/solution_mass", "ρ",
-        "Share of its attention that the teacher pays to what only it can see.",
+}  # fmt: skip
+"""Metric of training ─► its figure, still without curves."""
+_RARE = ("rollout/truncated", "rollout/leaks")
+"""Metrics that are drawn as they are, and only if some value is not 0; of others a moving average is drawn too."""
+_ATTENTION = {
+    "attention/divergence": _by_step(
+        "attention-alignment", "Attention alignment", y_label="divergence", from_zero=True,
+        caption="Between the projected attention of the teacher and the student's, on fresh rollouts each step; "
+        + _BOLD,
     ),
-    _TrainingCurve(
-        "student-entropy", "Entropy of the student's attention", "attention/student_entropy", "nats",
-        f"Over the shared positions; {_BOLD}",
+    "attention/solution_mass": _by_step(
+        "solution-mass", "Teacher's attention on the solution (ρ)", y_label="ρ",
+        caption="Share of its attention that the teacher pays to what only it can see.",
     ),
-    _TrainingCurve(
-        "teacher-entropy", "Entropy of the teacher's attention", "attention/teacher_entropy", "nats",
-        f"Projected onto the shared positions; {_BOLD}",
+    "attention/student_entropy": _by_step(
+        "student-entropy", "Entropy of the student's attention", y_label="nats",
+        caption=f"Over the shared positions; {_BOLD}",
     ),
-)  # fmt: skip
-_MARKERS = (
-    _TrainingCurve(
-        "markers", "Markers over training", "rollout/markers_per_1000", "per 1,000 tokens",
-        f"In training rollouts; {_BOLD}", from_zero=True,
+    "attention/teacher_entropy": _by_step(
+        "teacher-entropy", "Entropy of the teacher's attention", y_label="nats",
+        caption=f"Projected onto the shared positions; {_BOLD}",
     ),
-)  # fmt: skip
+}  # fmt: skip
+_MARKERS = {
+    "rollout/markers_per_1000": _by_step(
+        "markers", "Markers over training", y_label="per 1,000 tokens", from_zero=True,
+        caption=f"In training rollouts; {_BOLD}",
+    )
+}  # fmt: skip
 
 
-def training_curves(runs: Sequence[Run], curves: Sequence[_TrainingCurve]) -> list[Figure]:
-    """Return the figures: one curve for each run that has the metric, and its raw values behind a smoothed one."""
-    figures = []
-    for curve in curves:
-        by_run = {number: points for number, run in enumerate(runs) if (points := run.curve(curve.metric))}
+def all_figures(runs: Sequence[Run]) -> dict[str, list[Figure]]:
+    """Return the figures of every section by its heading; a section without data has none."""
+    return {
+        "Training dynamics": training_curves(runs, _DYNAMICS),
+        "Validation": validation(runs),
+        "Evaluation": evaluation(runs),
+        "Attention": training_curves(runs, _ATTENTION),
+        "Cost": cost(runs),
+        "Epistemic markers": [*training_curves(runs, _MARKERS), *markers(runs)],
+    }
+
+
+def training_curves(runs: Sequence[Run], figures: Mapping[str, Figure]) -> list[Figure]:
+    """Return the figures with a curve for each run that has the metric, and its raw values behind a smoothed one."""
+    drawn = []
+    for metric, figure in figures.items():
         series = []
-        for number, points in by_run.items():
-            name = runs[number].name
-            if curve.smooth and len(points) > 2:
-                series.append(Series(name, number, points, faint=True))
-            series.append(Series(name, number, ema(points) if curve.smooth else points, marks=len(points) < 3))
-        all_zero = not any(y for points in by_run.values() for _, y in points)
-        if series and not (curve.unless_zero and all_zero):
-            figures.append(
-                Figure(
-                    curve.id, curve.title, "line", "step", curve.y_label, series, curve.caption,
-                    from_zero=curve.from_zero, percent=curve.percent,
-                )
-            )  # fmt: skip
-    return figures
+        for number, run in enumerate(runs):
+            points = run.curve(metric)
+            if points and metric not in _RARE and len(points) > 2:
+                series.append(Series(run.name, number, points, faint=True))
+            if points:
+                shown = points if metric in _RARE else ema(points)
+                series.append(Series(run.name, number, shown, marks=len(points) < 3))
+        if metric not in _RARE or any(y for curve in series for _, y in curve.points):
+            drawn.append(replace(figure, series=series))
+    return with_points(drawn)
 
 
 def cost(runs: Sequence[Run]) -> list[Figure]:
     """Return cumulative tokens, operations and minutes by part, and accuracy against wall clock."""
-    tokens = [
-        Series(run.name, number, cumulative(points))
-        for number, run in enumerate(runs)
-        if (points := run.curve("tokens/generated"))
-    ]
-    operations = {
-        number: {part: spent.get(part, 0.0) for part in PARTS}
-        for number, run in enumerate(runs)
-        if (spent := run.spending.eflops_by_part)
-    }
+    tokens = [Series(run.name, n, cumulative(run.curve("tokens/generated"))) for n, run in enumerate(runs)]
+    operations = {n: run.spending.eflops_by_part for n, run in enumerate(runs)}
     minutes = {
-        number: {part: spent.get(part, 0.0) / 60 for part in PARTS}
-        for number, run in enumerate(runs)
-        if (spent := run.spending.seconds_by_part)
+        n: {part: seconds / 60 for part, seconds in run.spending.seconds_by_part.items()} for n, run in enumerate(runs)
     }
     figures = [
         *pareto(runs),
         Figure(
-            "generated-tokens", "Response tokens generated", "line", "step", "tokens so far", tokens, from_zero=True
+            "generated-tokens", "Response tokens generated", "line", "step", "tokens so far",
+            [series for series in tokens if series.points], from_zero=True,
         ),
         Figure(
             "operations", "Estimated operations by part", "bar", "part", "EFLOPs", _bars(runs, operations, PARTS),
             "2 operations a parameter and token, plus attention; a backward through frozen weights is one forward's "
-            "worth, through trained ones two.", PARTS, from_zero=True,
+            "worth, through trained ones two.", PARTS,
         ),
         Figure(
-            "seconds", "Wall clock by part", "bar", "part", "minutes", _bars(runs, minutes, PARTS), categories=PARTS,
-            from_zero=True,
+            "seconds", "Wall clock by part", "bar", "part", "minutes", _bars(runs, minutes, PARTS), categories=PARTS
         ),
     ]  # fmt: skip
-    return [figure for figure in figures if figure.series]
+    return with_points(figures)
 
 
 def pareto(runs: Sequence[Run]) -> list[Figure]:
@@ -206,33 +160,27 @@ def pareto(runs: Sequence[Run]) -> list[Figure]:
 
 def _final_accuracy(run: Run) -> float | None:
     """Return the last Avg@k, averaged over validation sets."""
-    last = [
-        points[-1][1]
-        for measures in run.validation.values()
-        for measure, points in measures.items()
-        if measure.startswith("avg@")
-    ]
-    return math.fsum(last) / len(last) if last else None
+    curves = [points for by_name in run.validation.values() for m, points in by_name.items() if m.startswith("avg@")]
+    return math.fsum(points[-1][1] for points in curves) / len(curves) if curves else None
 
 
 def markers(runs: Sequence[Run]) -> list[Figure]:
-    """Return the markers by correctness, by word, and the change of the mean count from the first run."""
-    dataset, by_run = _marked_dataset(runs)
-    if not by_run:
+    """Return the markers by correctness, by word, and the change of the mean count from the first run.
+
+    They are counted on the data set that most runs have samples of, an evaluation's rather than training's."""
+    datasets = dict.fromkeys(name for run in runs for name in run.markers)
+    if not datasets:
         return []
+    dataset = max(datasets, key=lambda name: (sum(name in run.markers for run in runs), name != ROLLOUT))
+    by_run = {number: run.markers[dataset] for number, run in enumerate(runs) if dataset in run.markers}
     where = "training rollouts" if dataset == ROLLOUT else f"answers to {dataset}"
+    verdicts = {"right": True, "wrong": False}
     by_verdict = {
-        number: {
-            name: share
-            for name, correct in (("right", True), ("wrong", False))
-            if (share := density(counts for counts in own if counts.correct is correct)) is not None
-        }
+        number: {name: density(c for c in own if c.correct is correct) for name, correct in verdicts.items()}
         for number, own in by_run.items()
-        if density(own) is not None
     }
     by_word = {number: density_by_marker(own) for number, own in by_run.items()}
     words = [word for word in MARKERS if any(densities.get(word) for densities in by_word.values())]
-    by_word = {number: {word: own.get(word, 0.0) for word in words} for number, own in by_word.items()}
     first, *others = by_run
     changes = [
         Series(runs[n].name, n, [(0.0, change)])
@@ -242,32 +190,30 @@ def markers(runs: Sequence[Run]) -> list[Figure]:
     figures = [
         Figure(
             "markers-by-correctness", "Markers by correctness", "bar", "answer", "per 1,000 tokens",
-            _bars(runs, by_verdict, ("right", "wrong")), f"Pooled over {where}.", ("right", "wrong"), from_zero=True,
+            _bars(runs, by_verdict, [*verdicts]), f"Pooled over {where}.", [*verdicts],
         ),
         Figure(
             "markers-by-word", "Markers by word", "bar", "marker", "per 1,000 tokens", _bars(runs, by_word, words),
-            f"Pooled over {where}; words that nobody used are left out.", words, from_zero=True,
+            f"Pooled over {where}; words that nobody used are left out.", words,
         ),
         Figure(
             "markers-change", f"Change of the mean count from {runs[first].name}", "bar", "", "change", changes,
-            f"Markers in a response, on average, in {where}.", ("all ten",), from_zero=True, percent=True,
+            f"Markers in a response, on average, in {where}.", ("all ten",), percent=True,
         ),
     ]  # fmt: skip
-    return [figure for figure in figures if any(series.points for series in figure.series)]
+    return with_points(figures)
 
 
-def _marked_dataset(runs: Sequence[Run]) -> tuple[str, dict[int, list[MarkerCounts]]]:
-    """Return the data set that most runs have samples of, evaluations first, and each run's marker counts on it."""
-    datasets = dict.fromkeys(name for run in runs for name in run.markers)
-    if not datasets:
-        return "", {}
-    best = max(datasets, key=lambda name: (sum(name in run.markers for run in runs), name != ROLLOUT))
-    return best, {number: run.markers[best] for number, run in enumerate(runs) if run.markers.get(best)}
-
-
-def _bars(runs: Sequence[Run], values: Mapping[int, Mapping[str, float]], categories: Sequence[str]) -> list[Series]:
-    """Return each run's bars, one for each category that it has a value of."""
+def _bars(
+    runs: Sequence[Run], values: Mapping[int, Mapping[str, float | None]], categories: Sequence[str]
+) -> list[Series]:
+    """Return the bars of each run that has values: 0 for a category that it lacks, no bar where the value is None."""
     return [
-        Series(runs[number].name, number, [(float(x), own[name]) for x, name in enumerate(categories) if name in own])
+        Series(
+            runs[number].name,
+            number,
+            [(float(x), y) for x, name in enumerate(categories) if (y := own.get(name, 0.0)) is not None],
+        )
         for number, own in values.items()
+        if own
     ]

@@ -1,14 +1,12 @@
 """A table, and its forms as HTML, CSV, Markdown and LaTeX."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opasd.report.palette import dot
-from opasd.report.text import no_formula, printable, safe
+from opasd.report.text import csv_text, printable, safe
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,13 @@ class Table:
 def to_csv(table: Table) -> str:
     """Return the shown texts, separated by commas; groups become a first column."""
     grouped = any(len(row) == 1 for row in table.rows)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*(["group"] if grouped else []), *map(no_formula, table.header)])
-    group = ""
+    rows, group = [[*(["group"] if grouped else []), *table.header]], ""
     for row in table.rows:
         if len(row) == 1:
             group = row[0].text
         else:
-            writer.writerow([*([no_formula(group)] if grouped else []), *(no_formula(cell.text) for cell in row)])
-    return out.getvalue()
+            rows.append([*([group] if grouped else []), *(cell.text for cell in row)])
+    return csv_text(rows)
 
 
 def to_markdown(table: Table) -> str:

@@ -1,7 +1,9 @@
 """Make text of unknown origin fit for a page: models and run folders may hold anything."""
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +74,15 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9@.-]+", "-", text).strip("-.")[:80] or "x"
 
 
-def no_formula(text: str) -> str:
-    """Return a cell of a CSV file that no spreadsheet runs as a formula; numbers keep their sign."""
+def csv_text(rows: Iterable[Sequence[str | float]]) -> str:
+    """Return the rows as CSV; no spreadsheet runs a text in them as a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([_no_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return out.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    """Return a text that does not begin like a formula; numbers keep their sign."""
     shown = printable(text).replace("−", "-")
     return f"'{shown}" if shown[:1] in ("=", "@", "\t", "\r") or re.match(r"[-+](?![\d.])", shown) else shown
