@@ -7,10 +7,10 @@ through.
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from string import Template
 from typing import Any
 
-from opasd.report import viewer
+from opasd.report.assets import asset
 from opasd.report.charts import hover, svg, without_shared_start
 from opasd.report.figure import Figure
 from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, declarations, dot
@@ -18,11 +18,6 @@ from opasd.report.tables import Table, to_csv, to_html, to_latex, to_markdown
 from opasd.report.text import digest, embedded, safe
 
 GENERATOR = "opasd report"
-
-
-def asset(name: str) -> str:
-    """Return a script or style of the package."""
-    return (files("opasd.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 class Page:
@@ -64,38 +59,34 @@ class Page:
         """Add a section with the attention viewer, and its script and style; `more` is HTML below it."""
         self._viewer = True
         self.data("attention-data", list(records))
-        self.section(name, title, viewer.SHELL, viewer.ABOUT, more)
+        self.section(name, title, asset("viewer.html"), more)
 
     def html(self) -> str:
         """Return the whole document."""
         style = self._style()
         scripts = [asset("page.js"), *([asset("viewer.js")] if self._viewer else [])]
         data = {"figure-data": self._figures, "table-data": self._tables, "chart-style": CHART_STYLE, **self._data}
-        policy = (
-            f"default-src 'none'; script-src {' '.join(map(digest, scripts))}; style-src {digest(style)}; "
-            "img-src data: blob:; base-uri 'none'; form-action 'none'"
-        )
-        title = safe(self.title)
-        blocks = "".join(
-            f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in data.items()
-        )
-        links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title, _ in self._sections if title)
-        body = "".join(
+        sections = "".join(
             f'<section id="{name}">{f"<h2>{safe(heading)}</h2>" if heading else ""}{content}</section>'
             for name, heading, content in self._sections
         )
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta name="generator" content="{GENERATOR}"><title>{title}</title><style>{style}</style></head><body>'
-            f'<header class="top"><div><span class="brand">opasd</span><nav aria-label="Sections">{links}</nav>'
-            '<button type="button" class="tool" id="theme" title="Light, dark, or as the system has it">◐ auto</button>'
-            f"{self._chips()}</div></header>"
-            f'<main><h1>{title}</h1><p class="soft">{safe(self.subtitle)}</p>{body}'
-            "<footer>Self-contained: nothing is loaded from anywhere. Made with <code>opasd</code>.</footer></main>"
-            f"{blocks}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
+        blocks = "".join(
+            f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in data.items()
         )
+        document = Template(asset("page.html")).substitute(
+            script_digests=" ".join(map(digest, scripts)),
+            style_digest=digest(style),
+            generator=GENERATOR,
+            title=safe(self.title),
+            style=style,
+            links="".join(f'<a href="#{name}">{safe(title)}</a>' for name, title, _ in self._sections if title),
+            chips=self._chips(),
+            subtitle=safe(self.subtitle),
+            sections=sections,
+            data=blocks,
+            scripts="".join(f"<script>{script}</script>" for script in scripts),
+        )
+        return f"{document}\n"
 
     def _figure(self, figure: Figure) -> str:
         self._figures.append(hover(figure))

@@ -6,6 +6,8 @@ out from the page. Beyond eight runs curves are dashed and marks have other shap
 
 import re
 
+from opasd.report.assets import asset
+
 LIGHT = {
     "back": "#ffffff", "card": "#f7f8fa", "raised": "#ffffff", "ink": "#16181d", "soft": "#5b6270", "line": "#e1e4ea",
     "strong": "#c3c9d4", "accent": "#2456d6", "good": "#0a7a4b", "bad": "#b4231a", "warn": "#8a5a00",
@@ -29,16 +31,8 @@ def dot(run: int) -> str:
     return f"dot c{run % COLOURS}" + (f" g{min(run // COLOURS, SHAPES - 1)}" if run >= COLOURS else "")
 
 
-CHART_STYLE = (
-    "".join(f".k{n}{{stroke:var(--run{n})}}.f{n}{{fill:var(--run{n})}}" for n in range(COLOURS))
-    + ".plot text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:12px;"
-    "fill:var(--soft)}.plot .name{fill:var(--ink)}.plot .title{fill:var(--ink);font-size:15px;font-weight:600}"
-    ".plot .grid{stroke:var(--line)}.plot .axis{stroke:var(--strong)}.plot .curve{fill:none;stroke-width:2.2;"
-    "stroke-linejoin:round;stroke-linecap:round}.plot .faint{stroke-width:1.2;stroke-opacity:.28}"
-    ".plot .band{fill-opacity:.14;stroke:none}.plot .bubble{fill-opacity:.35;stroke-width:1.5}"
-    ".plot .whisker{stroke:var(--ink);stroke-width:1.2}.plot .d1{stroke-dasharray:7 4}.plot .d2{stroke-dasharray:2 4}"
-    ".plot .d3{stroke-dasharray:9 3 2 3}.plot .back{fill:var(--back)}"
-)
+CHART_STYLE = "".join(f".k{n}{{stroke:var(--run{n})}}.f{n}{{fill:var(--run{n})}}" for n in range(COLOURS))
+CHART_STYLE += asset("chart.css").replace("\n", "")
 
 
 def declarations(colours: dict[str, str]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opasd.report.assets import asset
 from opasd.report.page import Page, paragraph, part_links
 from opasd.report.run import ROLLOUT, RecordedSample, Run
 from opasd.report.text import embedded, printable, shortened, split_by_size
@@ -16,19 +17,7 @@ LONGEST = 24_000
 """Characters of a completion in the report's own page; side pages hold it whole."""
 _WHOLE = 2_000_000
 """Characters of a completion in a side page."""
-_HTML = (
-    '<div id="explorer"><div class="filters" role="search">'
-    '<input name="search" type="search" placeholder="Search completions and questions" aria-label="Search">'
-    '<select name="verdict" aria-label="Verdict"><option value="">any verdict</option><option value="1">right</option>'
-    '<option value="0">wrong</option><option value="-1">not graded</option><option value="truncated">truncated</option>'
-    "</select>"
-    '<select name="run" aria-label="Run"><option value="">all runs</option></select>'
-    '<select name="set" aria-label="Set"><option value="">all sets</option></select>'
-    '<select name="order" aria-label="Order"><option value="">in order</option><option value="late">latest step first'
-    '</option><option value="long">longest first</option><option value="short">shortest first</option></select></div>'
-    '<p class="count soft small" role="status"></p><div class="list"></div>'
-    '<button type="button" class="tool more" hidden>show more</button></div>'
-)
+_HTML = asset("explorer.html")
 
 NumberedSample = tuple[int, RecordedSample]
 """The number of a run, and a sample of it."""

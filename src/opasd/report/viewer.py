@@ -1,4 +1,4 @@
-"""The HTML of the attention viewer, and the packing of its records.
+"""The records that the attention viewer shows: how they are packed, and whether one is whole.
 
 The KEPT largest weights of a step's row are stored as bytes on a logarithmic scale below the row's largest weight m: 0
 for a weight below m·2⁻¹¹ or not stored, else 1 + 126·(11 + log₂(a/m))/11, rounded, so that a shown weight is off by at
@@ -20,13 +20,6 @@ KEPT = 256
 """The number of weights stored of a step; a shorter row is stored whole."""
 PAGE_BYTES = 8_000_000
 """The size of the records in one page, at most."""
-SHELL = '<div id="viewer" class="viewer" tabindex="0" role="application" aria-label="Attention viewer"></div>'
-ABOUT = (
-    '<p class="soft small">At each step of one trajectory: where the teacher looks with the solution in view, the same '
-    "projected onto what the student can see, and where the student looks, in shades over the tokens. Move over the "
-    "response or the curves to change the step; a click on a token holds it. Shaded are the 256 strongest positions of "
-    "a step; dotted: tokens of one context only, which are not compared.</p>"
-)
 
 
 def quantised(row: np.ndarray) -> tuple[np.ndarray, float]:
