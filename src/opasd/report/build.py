@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from opasd.analysis.markers import MARKERS
 from opasd.errors import ConfigError
 from opasd.files import write_bytes
 from opasd.recipes.reading import write_yaml
 from opasd.report import viewer
 from opasd.report.charts import svg
 from opasd.report.facts import Facts
-from opasd.report.figure import Figure
-from opasd.report.figure import to_csv as figure_csv
-from opasd.report.figures import ABOUT, all_figures
+from opasd.report.figure import Figure, to_csv
+from opasd.report.figures import SECTIONS, all_figures
 from opasd.report.page import Page, notice, paragraph, part_links, viewer_page
 from opasd.report.results import costs, evaluations, results
 from opasd.report.run import Run
 from opasd.report.samples import explorer, explorer_html, side_page
 from opasd.report.side_by_side import comparisons
 from opasd.report.summary import alignment_note, seed_figures, seed_groups, seeds, settings_that_differ
-from opasd.report.tables import Table, to_csv, to_latex, to_markdown
+from opasd.report.tables import Table, forms
 from opasd.report.text import safe, slug, split_by_size
 
 MANIFEST = ".opasd-report.json"
-_MOST_SETTINGS = 300_000
-"""Characters of a configuration in the page."""
+_LONGEST_CONFIG = 300_000
+"""Characters of a configuration that the page shows."""
 
 
 @dataclass
@@ -55,13 +55,20 @@ class Report:
             self.figures.append(dataclasses.replace(figure, id=_unused_id(prefix + slug(figure.id), self.figures)))
         return self.page.figures(self.figures[first:])
 
+    def add_side_pages(self, folder: str, pages: Sequence[str], first: int) -> list[str]:
+        """Add pages that are numbered from `first`, and return their names."""
+        names = [f"{folder}/part-{number:03d}.html" for number in range(first, first + len(pages))]
+        self.side_pages |= dict(zip(names, pages, strict=True))
+        return names
+
 
 def build_report(runs: Sequence[Run], facts: Sequence[Facts] = (), *, title: str = "") -> Report:
     """Return the report of these runs and published numbers."""
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs" if runs else "Published numbers")
     report = Report(Page(title, _subtitle(runs, facts), [run.name for run in runs]))
     if runs:
-        _add_results(report, runs)
+        missing = notice("What is missing", {run.name: run.notes for run in runs})
+        report.page.section("results", "Results", missing, report.add_table(results(runs)))
         _add_figures(report, runs)
         _add_seeds(report, runs)
         _add_viewer(report, runs)
@@ -84,13 +91,11 @@ def write_report(report: Report, folder: Path, rasterise: Callable[[str], bytes]
     for figure in report.figures:
         picture = svg(figure, standalone=True)
         files[f"figures/{figure.id}.svg"] = picture
-        files[f"figures/{figure.id}.csv"] = figure_csv(figure)
+        files[f"figures/{figure.id}.csv"] = to_csv(figure)
         if rasterise is not None:
             files[f"figures/{figure.id}.png"] = rasterise(picture)
     for table in report.tables:
-        files[f"tables/{table.id}.csv"] = to_csv(table)
-        files[f"tables/{table.id}.md"] = to_markdown(table)
-        files[f"tables/{table.id}.tex"] = to_latex(table)
+        files |= {f"tables/{table.id}.{ending}": text for ending, text in forms(table).items()}
     files |= report.side_pages
     try:
         _clear(folder)
@@ -112,11 +117,6 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} exists and is no report of ours, and is not overwritten; give another --out")
 
 
-def _add_results(report: Report, runs: Sequence[Run]) -> None:
-    missing = notice("What is missing", {run.name: run.notes for run in runs})
-    report.page.section("results", "Results", missing, report.add_table(results(runs)))
-
-
 def _add_figures(report: Report, runs: Sequence[Run]) -> None:
     tables = {"Evaluation": evaluations(runs), "Cost": costs(runs)}
     for heading, figures in all_figures(runs).items():
@@ -127,7 +127,8 @@ def _add_figures(report: Report, runs: Sequence[Run]) -> None:
             content.append(paragraph("Mean divergence. " + ". ".join(lines) + "."))
         content.append(report.add_figures(figures))
         if any(content):
-            report.page.section(slug(heading).lower(), heading, paragraph(ABOUT[heading]), *content)
+            about = SECTIONS[heading]["about"].format(markers=", ".join(MARKERS))
+            report.page.section(slug(heading).lower(), heading, paragraph(about), *content)
 
 
 def _add_seeds(report: Report, runs: Sequence[Run]) -> None:
@@ -148,10 +149,9 @@ def _add_viewer(report: Report, runs: Sequence[Run]) -> None:
     parts = split_by_size(records, lambda record: len(json.dumps(record)), viewer.PAGE_BYTES)
     if not parts:
         return
-    names = [f"attention/part-{number:03d}.html" for number in range(2, len(parts) + 1)]
-    for name, records in zip(names, parts[1:], strict=True):
-        page = viewer_page(f"{report.page.title}: attention", "report.html is the report.", records)
-        report.side_pages[name] = page.html()
+    title, subtitle = f"{report.page.title}: attention", "report.html is the report."
+    side_pages = [viewer_page(title, subtitle, records).html() for records in parts[1:]]
+    names = report.add_side_pages("attention", side_pages, 2)
     more = f'<p class="small">More trajectories, in side files: {part_links(names, 2)}.</p>' if names else ""
     report.page.add_viewer(parts[0], "where-they-look", "Where they look", more)
 
@@ -170,9 +170,8 @@ def _add_samples(report: Report, runs: Sequence[Run]) -> None:
     if not any(run.samples for run in runs):
         return
     shown = explorer(runs)
-    names = [f"samples/part-{number:03d}.html" for number in range(1, len(shown.side) + 1)]
-    for number, (name, data) in enumerate(zip(names, shown.side, strict=True), 1):
-        report.side_pages[name] = side_page(report.page.title, data, number, len(names))
+    side_pages = [side_page(report.page.title, data, n, len(shown.side)) for n, data in enumerate(shown.side, 1)]
+    names = report.add_side_pages("samples", side_pages, 1)
     report.page.data("sample-data", shown.data)
     report.page.section("samples", "Samples", explorer_html(shown, names))
 
@@ -186,7 +185,7 @@ def _add_settings(report: Report, runs: Sequence[Run]) -> None:
             text = write_yaml(run.config) + _about_machine(run)
             content.append(
                 f"<details><summary><bdi>{safe(run.name)}</bdi>: resolved configuration</summary>"
-                f"<pre>{safe(text[:_MOST_SETTINGS])}</pre></details>"
+                f"<pre>{safe(text[:_LONGEST_CONFIG])}</pre></details>"
             )
     if content:
         report.page.section("settings", "Settings", *content)

@@ -12,7 +12,7 @@ from typing import Any
 from opasd.analysis.curves import Point
 from opasd.report.figure import Figure, Series
 from opasd.report.numbers import labels, percent
-from opasd.report.palette import CHART_STYLE, COLOURS, LIGHT, resolved
+from opasd.report.palette import CHART_STYLE, COLOURS, resolved
 from opasd.report.text import printable, safe, shared_start, shortened
 
 WIDTH, PLOT_HEIGHT = 560, 236
@@ -58,7 +58,7 @@ def svg(figure: Figure, *, standalone: bool = False) -> str:
     name = safe(f"{figure.title}: {figure.y_label} by {figure.x_label}")
     parts = [f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"']
     if standalone:
-        style = resolved(CHART_STYLE, LIGHT)
+        style = resolved(CHART_STYLE)
         parts.append(f' xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"><style>{style}</style>')
         parts.append(f'<rect class="back" width="{WIDTH}" height="{height}"/>')
         parts.append(f'<text class="title" x="16" y="26">{safe(figure.title)}</text>')

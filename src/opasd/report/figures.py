@@ -2,111 +2,52 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 from opasd.analysis.curves import SMOOTHING, cumulative, ema
 from opasd.analysis.markers import MARKERS, change_from, density, density_by_marker
 from opasd.analysis.spending import PARTS, pareto_front
+from opasd.recipes.reading import read_yaml
 from opasd.report.accuracy import evaluation, validation
 from opasd.report.figure import Figure, Series, with_points
 from opasd.report.run import ROLLOUT, Run
 
-ABOUT = {
-    "Training dynamics": "What the student's own rollouts looked like, step by step.",
-    "Validation": "Held-out problems answered during training; the same problems and seeds each time.",
-    "Evaluation": "Benchmarks answered after training, several samples a problem; bands are 95 % intervals over "
-    "problems.",
-    "Attention": "How far the student's attention is from the teacher's, projected onto what the student sees.",
-    "Cost": "What training took, and what it bought.",
-    "Epistemic markers": f"Ten words of uncertainty and re-examination ({', '.join(MARKERS)}), whole words, per 1,000 "
-    "response tokens: how a model talks, not what it knows.",
-}
-"""Heading of a section ─► what its figures show."""
+SECTIONS = read_yaml(Path(__file__).with_name("figures.yaml"))
+"""Heading of a section ─► `about`, what its figures show, and `curves`, its figures of metrics of training."""
 _BOLD = f"bold: moving average ({SMOOTHING:g})."
-_by_step = partial(Figure, kind="line", x_label="step", series=())
-_DYNAMICS = {
-    "rollout/accuracy": _by_step(
-        "rollout-accuracy", "Rollout accuracy", y_label="accuracy", percent=True,
-        caption=f"Share of a step's graded rollouts that are right; {_BOLD}",
-    ),
-    "rollout/length_mean": _by_step(
-        "response-length", "Response length", y_label="tokens", from_zero=True,
-        caption=f"Mean tokens of a rollout; {_BOLD}",
-    ),
-    "rollout/truncated": _by_step(
-        "truncated", "Truncated rollouts", y_label="share", percent=True, from_zero=True,
-        caption="Rollouts that reached the token limit.",
-    ),
-    "rollout/leaks": _by_step(
-        "leaks", "Rollouts that speak of the teacher's context", y_label="share", percent=True, from_zero=True,
-        caption="With a phrase that only the teacher's wording has.",
-    ),
-    "token/divergence": _by_step(
-        "token-divergence", "Token divergence", y_label="nats", from_zero=True,
-        caption="Between the teacher's and the student's next-token distributions, before clipping.",
-    ),
-    "grad_norm": _by_step(
-        "gradient-norm", "Gradient norm", y_label="norm", from_zero=True, caption="Before clipping."
-    ),
-}  # fmt: skip
-"""Metric of training ─► its figure, still without curves."""
-_RARE = ("rollout/truncated", "rollout/leaks")
-"""Metrics that are drawn as they are, and only if some value is not 0; of others a moving average is drawn too."""
-_ATTENTION = {
-    "attention/divergence": _by_step(
-        "attention-alignment", "Attention alignment", y_label="divergence", from_zero=True,
-        caption="Between the projected attention of the teacher and the student's, on fresh rollouts each step; "
-        + _BOLD,
-    ),
-    "attention/solution_mass": _by_step(
-        "solution-mass", "Teacher's attention on the solution (ρ)", y_label="ρ",
-        caption="Share of its attention that the teacher pays to what only it can see.",
-    ),
-    "attention/student_entropy": _by_step(
-        "student-entropy", "Entropy of the student's attention", y_label="nats",
-        caption=f"Over the shared positions; {_BOLD}",
-    ),
-    "attention/teacher_entropy": _by_step(
-        "teacher-entropy", "Entropy of the teacher's attention", y_label="nats",
-        caption=f"Projected onto the shared positions; {_BOLD}",
-    ),
-}  # fmt: skip
-_MARKERS = {
-    "rollout/markers_per_1000": _by_step(
-        "markers", "Markers over training", y_label="per 1,000 tokens", from_zero=True,
-        caption=f"In training rollouts; {_BOLD}",
-    )
-}  # fmt: skip
 
 
 def all_figures(runs: Sequence[Run]) -> dict[str, list[Figure]]:
     """Return the figures of every section by its heading; a section without data has none."""
+    others = {"Validation": validation, "Evaluation": evaluation, "Cost": cost, "Epistemic markers": markers}
     return {
-        "Training dynamics": training_curves(runs, _DYNAMICS),
-        "Validation": validation(runs),
-        "Evaluation": evaluation(runs),
-        "Attention": training_curves(runs, _ATTENTION),
-        "Cost": cost(runs),
-        "Epistemic markers": [*training_curves(runs, _MARKERS), *markers(runs)],
+        heading: [*training_curves(runs, section["curves"]), *(others[heading](runs) if heading in others else [])]
+        for heading, section in SECTIONS.items()
     }
 
 
-def training_curves(runs: Sequence[Run], figures: Mapping[str, Figure]) -> list[Figure]:
-    """Return the figures with a curve for each run that has the metric, and its raw values behind a smoothed one."""
-    drawn = []
-    for metric, figure in figures.items():
+def training_curves(runs: Sequence[Run], curves: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Return a figure for each metric: the curve of each run that has it, and raw values behind a smoothed curve."""
+    figures = []
+    for metric, about in curves.items():
+        rare = about.get("rare", False)
         series = []
-        for number, run in enumerate(runs):
-            points = run.curve(metric)
-            if points and metric not in _RARE and len(points) > 2:
-                series.append(Series(run.name, number, points, faint=True))
+        for number, points in enumerate(run.curve(metric) for run in runs):
+            if not rare and len(points) > 2:
+                series.append(Series(runs[number].name, number, points, faint=True))
             if points:
-                shown = points if metric in _RARE else ema(points)
-                series.append(Series(run.name, number, shown, marks=len(points) < 3))
-        if metric not in _RARE or any(y for curve in series for _, y in curve.points):
-            drawn.append(replace(figure, series=series))
-    return with_points(drawn)
+                shown = points if rare else ema(points)
+                series.append(Series(runs[number].name, number, shown, marks=len(points) < 3))
+        if not rare or any(y for curve in series for _, y in curve.points):
+            figures.append(
+                Figure(
+                    about["id"], about["title"], "line", "step", about["y_label"], series,
+                    about["caption"].format(bold=_BOLD),
+                    from_zero=about.get("from_zero", False), percent=about.get("percent", False),
+                )
+            )  # fmt: skip
+    return with_points(figures)
 
 
 def cost(runs: Sequence[Run]) -> list[Figure]:

@@ -7,14 +7,13 @@ through.
 
 import re
 from collections.abc import Mapping, Sequence
-from string import Template
 from typing import Any
 
-from opasd.report.assets import asset
+from opasd.report.assets import asset, template
 from opasd.report.charts import hover, svg, without_shared_start
 from opasd.report.figure import Figure
-from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, declarations, dot
-from opasd.report.tables import Table, to_csv, to_html, to_latex, to_markdown
+from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, dot
+from opasd.report.tables import Table, forms, to_html
 from opasd.report.text import digest, embedded, safe
 
 GENERATOR = "opasd report"
@@ -43,7 +42,7 @@ class Page:
 
     def table(self, table: Table) -> str:
         """Return the table with its note and buttons to save it."""
-        self._tables[table.id] = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table)}
+        self._tables[table.id] = forms(table)
         tools = "".join(
             f'<button type="button" class="tool" data-table="{safe(table.id)}" data-as="{kind}">{name}</button>'
             for kind, name in (("csv", "CSV"), ("md", "Markdown"), ("tex", "LaTeX"))
@@ -59,11 +58,13 @@ class Page:
         """Add a section with the attention viewer, and its script and style; `more` is HTML below it."""
         self._viewer = True
         self.data("attention-data", list(records))
-        self.section(name, title, asset("viewer.html"), more)
+        self.section(name, title, template("viewer.html"), more)
 
     def html(self) -> str:
         """Return the whole document."""
-        style = self._style()
+        dots = "".join(f".dot.c{n}{{--dot:var(--run{n})}}" for n in range(COLOURS))
+        style = template("theme.css", light=LIGHT, dark=DARK) + CHART_STYLE + dots + asset("page.css")
+        style += asset("viewer.css") if self._viewer else ""
         scripts = [asset("page.js"), *([asset("viewer.js")] if self._viewer else [])]
         data = {"figure-data": self._figures, "table-data": self._tables, "chart-style": CHART_STYLE, **self._data}
         sections = "".join(
@@ -73,7 +74,8 @@ class Page:
         blocks = "".join(
             f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in data.items()
         )
-        document = Template(asset("page.html")).substitute(
+        document = template(
+            "page.html",
             script_digests=" ".join(map(digest, scripts)),
             style_digest=digest(style),
             generator=GENERATOR,
@@ -110,17 +112,6 @@ class Page:
         )
         every = '<button type="button" class="tool" id="every-run">hide all</button>' if len(self.runs) > 2 else ""
         return f'<div class="chips" role="group" aria-label="Runs shown">{every}{chips}</div>'
-
-    def _style(self) -> str:
-        dots = "".join(f".dot.c{n}{{--dot:var(--run{n})}}" for n in range(COLOURS))
-        dark = declarations(DARK)
-        return (
-            f":root{{color-scheme:light dark;{declarations(LIGHT)}}}"
-            f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
-            f":root[data-theme=dark]{{color-scheme:dark;{dark}}}:root[data-theme=light]{{color-scheme:light}}"
-            f"@media print{{:root:root{{color-scheme:light;{declarations(LIGHT)}}}}}"
-            f"{CHART_STYLE}{dots}{asset('page.css')}{asset('viewer.css') if self._viewer else ''}"
-        )
 
 
 def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[str]]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opasd.report.assets import asset
+from opasd.report.assets import template
 from opasd.report.page import Page, paragraph, part_links
 from opasd.report.run import ROLLOUT, RecordedSample, Run
 from opasd.report.text import embedded, printable, shortened, split_by_size
@@ -17,7 +17,7 @@ LONGEST = 24_000
 """Characters of a completion in the report's own page; side pages hold it whole."""
 _WHOLE = 2_000_000
 """Characters of a completion in a side page."""
-_HTML = asset("explorer.html")
+_HTML = template("explorer.html")
 
 NumberedSample = tuple[int, RecordedSample]
 """The number of a run, and a sample of it."""

@@ -35,6 +35,11 @@ class Table:
     """The number of each row's run, for its colour; empty if rows belong to no runs."""
 
 
+def forms(table: Table) -> dict[str, str]:
+    """Return the table as the contents of files, by the ending of their names."""
+    return {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table)}
+
+
 def to_csv(table: Table) -> str:
     """Return the shown texts, separated by commas; groups become a first column."""
     grouped = any(len(row) == 1 for row in table.rows)
