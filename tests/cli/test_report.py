@@ -53,7 +53,7 @@ def test_mistakes(tmp_path, capsys):
 
 
 def test_png_without_the_extra_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("opasd.report.png.find_spec", lambda _: None)
+    monkeypatch.setattr("opasd.report.charts.find_spec", lambda _: None)
     assert main(["report", "--facts", "paper", "--out", str(tmp_path / "o"), "--png"]) == 2
     assert "pip install 'opasd[png]'" in capsys.readouterr().err
 

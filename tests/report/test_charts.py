@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.report.charts import MAX_POINTS, hover, svg, ticks, without_shared_start
+from opasd.report.charts import MAX_POINTS, hover, rasteriser, svg, ticks, without_shared_start
 from opasd.report.figure import Figure, Series
-from opasd.report.png import rasteriser
 from tests.report.made import HOSTILE
 
 numbers = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf, 0.0, 1e-300, -1e308, 1e308])

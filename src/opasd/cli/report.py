@@ -29,10 +29,10 @@ def run(args: list[str]) -> int:
     if not options.runs and not options.facts:
         raise ConfigError("nothing to report on; give run folders, such as runs/NAME, or --facts paper")
     from opasd.report.build import build_report, check_folder, write_report
+    from opasd.report.charts import rasteriser
     from opasd.report.facts import read_facts
     from opasd.report.folders import read_runs
     from opasd.report.page import alike
-    from opasd.report.png import rasteriser
 
     check_folder(options.out)
     rasterise = rasteriser() if options.png else None

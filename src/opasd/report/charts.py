@@ -4,12 +4,14 @@ The page's script reads the scales of a plot and its points from `hover`, for th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from importlib.util import find_spec
 from typing import Any
 
 from opasd.analysis.curves import Point
+from opasd.errors import ConfigError
 from opasd.report.figure import Figure, Series
 from opasd.report.numbers import labels, percent
 from opasd.report.palette import CHART_STYLE, COLOURS, resolved
@@ -56,20 +58,30 @@ def svg(figure: Figure, *, standalone: bool = False) -> str:
     frame = _frame(figure, top)
     height = round(frame.bottom + BOTTOM)
     name = safe(f"{figure.title}: {figure.y_label} by {figure.x_label}")
-    parts = [f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"']
+    head = ">"
     if standalone:
-        style = resolved(CHART_STYLE)
-        parts.append(f' xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"><style>{style}</style>')
-        parts.append(f'<rect class="back" width="{WIDTH}" height="{height}"/>')
-        parts.append(f'<text class="title" x="16" y="26">{safe(figure.title)}</text>')
-    else:
-        parts.append(">")
-    parts.append(f'<g transform="translate(0 {TITLE if standalone else 0})">{legend}</g>')
-    parts.append(_axes(figure, frame))
+        head = (
+            f' xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}">'
+            f'<style>{resolved(CHART_STYLE)}</style><rect class="back" width="{WIDTH}" height="{height}"/>'
+            f'<text class="title" x="16" y="26">{safe(figure.title)}</text>'
+        )
     draw = {"line": _lines, "bar": _bars, "scatter": _bubbles}[figure.kind]
-    parts.append(draw(figure, frame))
-    parts.append("</svg>")
-    return "".join(parts)
+    return (
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"{head}'
+        f'<g transform="translate(0 {TITLE if standalone else 0})">{legend}</g>'
+        f"{_axes(figure, frame)}{draw(figure, frame)}</svg>"
+    )
+
+
+def rasteriser() -> Callable[[str], bytes]:
+    """Return the function SVG text ─► PNG bytes, with three pixels a unit; it needs the `png` extra."""
+    if find_spec("resvg_py") is None:
+        raise ConfigError(
+            "--png needs resvg; pip install 'opasd[png]', or use the PNG button under each figure of the page"
+        )
+    import resvg_py
+
+    return lambda picture: bytes(resvg_py.svg_to_bytes(svg_string=picture, zoom=3))
 
 
 def hover(figure: Figure) -> dict[str, Any]:
@@ -91,18 +103,11 @@ def hover(figure: Figure) -> dict[str, Any]:
 
 
 def _hover_series(series: Series) -> dict[str, Any]:
-    values = {
-        "n": printable(series.name),
-        "r": series.run,
-        "p": [list(map(_compact, point)) for point in series.points],
-    }
-    if series.faint:
-        values["f"] = 1
-    if series.low:
-        values |= {"lo": list(map(_compact, series.low)), "hi": list(map(_compact, series.high))}
-    if series.sizes:
-        values["s"] = list(map(_compact, series.sizes))
-    return values
+    points = [_compact(point) for point in series.points]
+    columns = {"lo": _compact(series.low), "hi": _compact(series.high), "s": _compact(series.sizes)}
+    values: dict[str, Any] = {"n": printable(series.name), "r": series.run, "p": points}
+    values |= {"f": 1} if series.faint else {}
+    return values | {name: column for name, column in columns.items() if column}
 
 
 def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
@@ -120,16 +125,12 @@ def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> li
 
 def _finite(figure: Figure) -> Figure:
     """Return the figure without the points that cannot be drawn."""
-
-    def finite(series: Series) -> Series:
+    drawn = []
+    for series in figure.series:
         indices = [index for index, point in enumerate(series.points) if all(map(_drawable, point))]
-        columns = {
-            name: [values[index] for index in indices] if (values := getattr(series, name)) else []
-            for name in ("points", "low", "high", "sizes")
-        }
-        return replace(series, **columns)
-
-    return replace(figure, series=list(map(finite, figure.series)))
+        columns = {"points": series.points, "low": series.low, "high": series.high, "sizes": series.sizes}
+        drawn.append(replace(series, **{name: [own[n] for n in indices] for name, own in columns.items() if own}))
+    return replace(figure, series=drawn)
 
 
 def _drawable(value: float) -> bool:
@@ -147,8 +148,7 @@ def _frame(figure: Figure, top: float) -> _Frame:
     low, high = min(ys), max(ys)
     if figure.from_zero or figure.kind == "bar":
         low, high = min(low, 0.0), max(high, 0.0)
-    padding = 0.25 if figure.kind == "scatter" else 0.08
-    y_low, y_high = _padded(low, high, padding)
+    y_low, y_high = _padded(low, high, 0.25 if figure.kind == "scatter" else 0.08)
     if (figure.from_zero or figure.kind == "bar") and low == 0:
         y_low = 0.0
     if figure.kind == "bar" and high == 0 and low < 0:
@@ -189,22 +189,19 @@ def _axes(figure: Figure, frame: _Frame) -> str:
     middle = (frame.left + frame.right) / 2
     label = "" if figure.categories else safe(shortened(figure.x_label, 70))
     parts.append(f'<text x="{middle:g}" y="{frame.bottom + 38:.1f}" text-anchor="middle">{label}</text>')
-    shown = safe(shortened(figure.y_label, 60))
-    parts.append(f'<text x="16" y="{frame.top - 13:.1f}">{shown}</text>')
+    parts.append(f'<text x="16" y="{frame.top - 13:.1f}">{safe(shortened(figure.y_label, 60))}</text>')
     return "".join(parts)
 
 
 def _legend(figure: Figure) -> tuple[str, float]:
     """Return the runs' names in their colours, in as many rows as they need, and the height of the legend."""
-    names: dict[tuple[str, int], None] = dict.fromkeys(
-        (series.name, series.run) for series in figure.series if series.points and not series.faint
-    )
+    shown = (series for series in figure.series if series.points and not series.faint)
+    names = dict.fromkeys((series.name, series.run) for series in shown)
     texts = [printable(shortened(name, LONGEST_NAME)) for name in without_shared_start([name for name, _ in names])]
     widths = [26 + _CHARACTER * len(text) + 14 for text in texts]
-    many = len(names) > COLOURS
-    if many:
-        widths = [max(widths)] * len(widths)
-    row = CLOSE_ROW if many else LEGEND_ROW
+    row = LEGEND_ROW
+    if len(names) > COLOURS:
+        widths, row = [max(widths)] * len(widths), CLOSE_ROW
     parts, x, y = [], 16.0, 14.0
     for (name, run), text, width in zip(names, texts, widths, strict=True):
         if x > 16 and x + width > WIDTH:
@@ -322,5 +319,5 @@ def _dash(run: int) -> str:
     return f" d{min(run // COLOURS, 3)}" if run >= COLOURS else ""
 
 
-def _compact(value: float) -> float:
-    return float(f"{value:.12g}")
+def _compact(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.12g}") for value in values]

@@ -6,15 +6,14 @@ rows = list(json_rows(path / "metrics.jsonl", notes, "there are no curves"))
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from opasd.files import parse_row
 
-MAX_NAMED = 3
-"""How many damaged things a note names."""
+_UNREADABLE = (OSError, EOFError, zlib.error, ValueError, RecursionError)
 
 
 def json_object(path: Path, notes: list[str], consequence: str) -> dict[str, Any]:
@@ -22,11 +21,8 @@ def json_object(path: Path, notes: list[str], consequence: str) -> dict[str, Any
     try:
         with _open(path) as file:
             value = json.loads(file.read().decode(errors="replace"))
-    except FileNotFoundError:
-        notes.append(f"{path.name} is missing: {consequence}")
-        return {}
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read ({str(error)[:100]}): {consequence}")
+    except _UNREADABLE as error:
+        notes.append(_why_unreadable(path, error, consequence))
         return {}
     if isinstance(value, dict):
         return value
@@ -41,26 +37,21 @@ def json_rows(path: Path, notes: list[str], consequence: str) -> Iterator[dict[s
     try:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
-                row = parse_row(line)
-                if row is not None:
+                if (row := parse_row(line)) is not None:
                     count += 1
                     yield row
                 elif not line.endswith(b"\n"):
                     cut = True
                 elif line.strip():
                     damaged.append(number)
-    except FileNotFoundError:
-        notes.append(f"{path.name} is missing: {consequence}")
-        return
-    except (OSError, EOFError, zlib.error) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error)
-        notes.append(f"{path.name} cannot be read ({reason}): {'the rest is left out' if count else consequence}")
+    except _UNREADABLE as error:
+        notes.append(_why_unreadable(path, error, "the rest is left out" if count else consequence))
         return
     if cut:
         notes.append(f"{path.name}: the last line is cut and left out")
     if damaged:
-        named = ", ".join(map(str, damaged[:MAX_NAMED])) + (", …" if len(damaged) > MAX_NAMED else "")
-        notes.append(f"{path.name}: {left_out(len(damaged), 'damaged line', 'damaged lines')} (line {named})")
+        lines = left_out(len(damaged), "damaged line", "damaged lines")
+        notes.append(f"{path.name}: {lines} (line {first_few([*map(str, damaged)])})")
     if not count and not cut and not damaged:
         notes.append(f"{path.name} is empty: {consequence}")
 
@@ -68,6 +59,18 @@ def json_rows(path: Path, notes: list[str], consequence: str) -> Iterator[dict[s
 def left_out(count: int, singular: str, plural: str) -> str:
     """Say how many things are left out."""
     return f"1 {singular} is left out" if count == 1 else f"{count} {plural} are left out"
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return the first three names, and … if there are more."""
+    return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+
+
+def _why_unreadable(path: Path, error: BaseException, consequence: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{path.name} is missing: {consequence}"
+    reason = getattr(error, "strerror", None) or str(error)[:100]
+    return f"{path.name} cannot be read ({reason}): {consequence}"
 
 
 def _open(path: Path) -> gzip.GzipFile | BufferedReader:

@@ -19,7 +19,7 @@ from opasd.errors import ConfigError, OpasdError
 from opasd.evaluation.comparability import Conditions
 from opasd.evaluation.statistics import Estimate
 from opasd.recipes.reading import read_yaml
-from opasd.report.files import MAX_NAMED, json_object, json_rows, left_out
+from opasd.report.files import first_few, json_object, json_rows, left_out
 from opasd.report.joining import attach, distinguish, join, same_folder, unresolved
 from opasd.report.run import ROLLOUT, BenchmarkResult, RecordedSample, Run
 from opasd.report.viewer import is_record
@@ -51,7 +51,7 @@ def read_run(path: Path) -> Run:
     _note_unusable_numbers(run)
     samples = [_sample(row, ROLLOUT) for row in json_rows(path / "samples.jsonl", run.notes, "there are no samples")]
     run.samples = [sample for sample in samples if sample is not None]
-    if missing := len(samples) - len(run.samples):
+    if missing := samples.count(None):
         rows = left_out(missing, "row without a completion", "rows without a completion")
         run.notes.append(f"samples.jsonl: {rows}")
     for file in sorted((path / "attention").glob("*.json")):
@@ -121,15 +121,15 @@ def read_evaluation(path: Path) -> list[Run]:
     }
     for row in json_rows(path / "samples.jsonl", notes, "there are no answers"):
         name, dataset = str(row.get("target") or row.get("model") or folder), str(row.get("benchmark") or "evaluation")
-        if (sample := _sample(row, dataset, answer_is_known=False)) is not None:
-            if problem := problems.get((sample.dataset, sample.problem)):
-                question, answer = problem.get("question"), problem.get("answer")
-                sample = replace(sample, question=str(question or ""), answer="" if answer is None else str(answer))
-            models.setdefault(name, Run(name, path, "evaluated")).samples.append(sample)
-        elif isinstance(row.get("verdict"), str) and number(row.get("tokens")) is not None:
-            sample = _sample(row | {"text": ""}, dataset, markers=_markers(row.get("markers")))
-            if sample is not None:
-                models.setdefault(name, Run(name, path, "evaluated")).without_text.append(sample)
+        has_text = _first(row, "completion", "text") is not None
+        if not has_text and isinstance(row.get("verdict"), str) and number(row.get("tokens")) is not None:
+            row["text"] = ""
+        if (sample := _sample(row, dataset)) is None:
+            continue
+        if problem := problems.get((sample.dataset, sample.problem)):
+            sample = replace(sample, question=str(problem.get("question") or ""), answer=_text(problem.get("answer")))
+        model = models.setdefault(name, Run(name, path, "evaluated"))
+        (model.samples if has_text else model.without_text).append(sample)
     if count := sum(len(model.without_text) for model in models.values()):
         notes.append(f"samples.jsonl: {count} answers are without their text: they are counted, and not shown")
     runs = list(models.values()) or [Run(folder, path, "evaluated")]
@@ -246,22 +246,17 @@ def _note_unusable_numbers(run: Run) -> None:
         if isinstance(value, int | float) and not isinstance(value, bool) and number(value) is None
     ]
     if unusable:
-        names = sorted({name for name, _ in unusable})
-        named = ", ".join(name[:60] for name in names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+        named = first_few([name[:60] for name in sorted({name for name, _ in unusable})])
         steps = [step for _, step in unusable if step is not None]
         first = f", first at step {min(steps):.0f}" if steps else ""
         values = left_out(len(unusable), "value that is no usable number", "values that are no usable numbers")
         run.notes.append(f"metrics.jsonl: {values} ({named}){first}")
 
 
-def _sample(
-    row: dict[str, Any],
-    dataset: str,
-    *,
-    answer_is_known: bool = True,
-    markers: tuple[tuple[str, int], ...] | None = None,
-) -> RecordedSample | None:
-    """Return a row of samples.jsonl, or None if it has no text; its `answer` is the known or the extracted one."""
+def _sample(row: dict[str, Any], dataset: str) -> RecordedSample | None:
+    """Return a row of samples.jsonl, or None if it has no text.
+
+    Its `answer` is the known one in training, and the one that the grader read off the text in an evaluation."""
     text = _first(row, "completion", "text")
     if text is None:
         return None
@@ -271,29 +266,33 @@ def _sample(
     correct = row.get("correct")
     if correct is None and isinstance(row.get("verdict"), str):
         correct = row["verdict"] == "correct"
-    answer = str(row["answer"]) if row.get("answer") is not None else ""
+    answer = _text(row.get("answer"))
     return RecordedSample(
         dataset=dataset,
         step=None if step is None else int(step),
         problem=str(_first(row, "problem_id", "problem", "id") or row.get("question") or ""),
         number=int(number(row.get("sample")) or 0),
         question=str(row.get("question") or ""),
-        answer=answer if answer_is_known else "",
-        extracted="" if answer_is_known else answer,
+        answer=answer if dataset == ROLLOUT else "",
+        extracted="" if dataset == ROLLOUT else answer,
         text=str(text),
         # Without token ids, the number of words keeps densities of the right order.
         tokens=int(tokens) if tokens is not None else len(str(text).split()),
         correct=bool(correct) if isinstance(correct, bool | int | float) else None,
         truncated=row.get("finish_reason") == "length",
-        markers=markers,
+        markers=_markers(row.get("markers")),
     )
 
 
-def _markers(counts: Any) -> tuple[tuple[str, int], ...] | None:
+def _markers(counts: Any) -> dict[str, int] | None:
     """Return recorded counts of markers; None if there are none or they are something else."""
     if not isinstance(counts, dict):
         return None
-    return tuple((name, int(count)) for name in MARKERS if (count := number(counts.get(name))) is not None)
+    return {name: int(count) for name in MARKERS if (count := number(counts.get(name))) is not None}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _first(row: dict[str, Any], *names: str) -> Any:

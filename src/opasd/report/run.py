@@ -1,6 +1,7 @@
 """A run or an evaluated model, as far as its folders record it. `folders` reads it, tables and figures show it."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +36,7 @@ class RecordedSample:
     truncated: bool
     extracted: str = ""
     """The answer that the grader read off the text, if it is on record."""
-    markers: tuple[tuple[str, int], ...] | None = None
+    markers: Mapping[str, int] | None = None
     """The count of each marker, for a text that is not on record itself."""
 
     @property
@@ -121,7 +122,7 @@ class Run:
             counts[sample.dataset].append(MarkerCounts(count_markers(sample.text), sample.tokens, sample.correct))
         for sample in self.without_text:
             if sample.markers is not None:
-                counts[sample.dataset].append(MarkerCounts(dict(sample.markers), sample.tokens, sample.correct))
+                counts[sample.dataset].append(MarkerCounts(sample.markers, sample.tokens, sample.correct))
         return dict(counts)
 
     def curve(self, name: str) -> list[Point]:
