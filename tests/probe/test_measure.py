@@ -165,7 +165,7 @@ def test_a_reply_is_graded_and_searched_for_leaks(prompts):
     leak = leak_pattern(prompts)
     for text, (correct, leaks) in texts.items():
         completion = Completion(TOKENIZER.encode(text, add_special_tokens=False), "stop")
-        answer = probe.grade(TOKENIZER, probe.HeldOutProblem("data", pair), "teacher", 2, completion, leak)
+        answer = probe.grade(TOKENIZER, probe.HeldOutProblem("data", pair), 2, "teacher", completion, leak)
         expected = leaks if leak else None
         assert answer == probe.GradedAnswer("data", "one", 2, correct, "stop", len(completion.ids), expected)
 

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.analysis.leaks import leak_pattern
 from opasd.analysis.preference import tenths, top_share
-from opasd.choices import FinishReason
-from opasd.config import DataConfig, OPASDConfig, RolloutConfig, RunConfig
+from opasd.choices import FinishReason, Role
+from opasd.config import DataConfig, OPASDConfig, RunConfig
 from opasd.data.sets import load_set
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import readable, thinking_prefix
@@ -37,7 +37,7 @@ from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
-from opasd.rollout.engine import Completion, RolloutEngine, derive_seed
+from opasd.rollout.engine import Completion, derive_seed
 from opasd.rollout.factory import make_engine
 from opasd.trainer.session import training_arguments
 
@@ -51,6 +51,10 @@ class HeldOutProblem:
 
     section: str
     pair: PromptPair
+
+
+Attempt = tuple[HeldOutProblem, int]
+"""A problem and the number of the answer to it."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,14 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgre
     model = load_model(config.model).eval().requires_grad_(False)
     if not getattr(model, "is_quantized", False):
         torch.nn.Module.to(model, arguments.device)
-    attempts = [(problem, number) for problem in problems for number in range(samples)]
-    answers, teacher_answers = _answer(config, model, tokenizer, attempts, problems, progress)
+    attempts: dict[Role, list[Attempt]] = {
+        "student": [(problem, number) for problem in problems for number in range(samples)],
+        "teacher": [(problem, 0) for problem in problems],
+    }
+    completions = _sample(config, model, tokenizer, attempts, progress)
     rollouts = [
         Rollout(problem.pair, completion.ids, f"{problem.section}, {problem.pair.problem.id}, sample {number}")
-        for (problem, number), completion in zip(attempts, answers, strict=True)
+        for (problem, number), completion in zip(attempts["student"], completions["student"], strict=True)
     ]
     precision = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
     progress.say(f"both roles read the student's {len(rollouts)} answers")
@@ -128,40 +135,51 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgre
     for n, control in zip(controls, judged, strict=True):
         readings[n]["control"] = control["log_ratio"]
     leak = leak_pattern(config.prompts)
-    rows = [
-        Trajectory(**asdict(grade(tokenizer, problem, "student", number, completion, leak)), **measures(reading))
-        for (problem, number), completion, reading in zip(attempts, answers, readings, strict=True)
-    ]
-    return Probe(
-        [rows[start : start + samples] for start in range(0, len(rows), samples)],
-        [grade(tokenizer, p, "teacher", 0, c, leak) for p, c in zip(problems, teacher_answers, strict=True)],
+    student, teacher = (
+        [grade(tokenizer, *attempt, role, own, leak) for attempt, own in zip(tries, completions[role], strict=True)]
+        for role, tries in attempts.items()
     )
+    rows = [Trajectory(**asdict(own), **measures(reading)) for own, reading in zip(student, readings, strict=True)]
+    return Probe([rows[start : start + samples] for start in range(0, len(rows), samples)], teacher)
 
 
-def _answer(
+def _sample(
     config: RunConfig,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    attempts: Sequence[tuple[HeldOutProblem, int]],
-    problems: Sequence[HeldOutProblem],
+    attempts: dict[Role, list[Attempt]],
     progress: SampleProgress,
-) -> tuple[list[Completion], list[Completion]]:
-    """Return the student's answers to all attempts and the teacher's to all problems."""
-    seed = config.train.seed
+) -> dict[Role, list[Completion]]:
+    """Return the answers of both roles to their attempts."""
+    sampling = config.rollout
     longest_prompt = max(config.prompts.max_student_tokens, config.prompts.max_teacher_tokens)
-    longest = longest_prompt + config.rollout.max_new_tokens
-    engine = make_engine(config.rollout, model, tokenizer, longest=longest)
+    engine = make_engine(sampling, model, tokenizer, longest=longest_prompt + sampling.max_new_tokens)
+    completions: dict[Role, list[Completion]] = {"student": [], "teacher": []}
+    count = len(attempts["teacher"])
+    progress.say(f"student: {len(attempts['student'])} answers to {count} problems")
     try:
-        prompts = [problem.pair.student_ids for problem, _ in attempts]
-        seeds = [derive_seed(seed, "student", problem.pair.problem.id, number) for problem, number in attempts]
-        progress.say(f"student: {len(attempts)} answers to {len(problems)} problems")
-        answers = _sample(engine, model, prompts, config.rollout, seeds, progress, "student")
-        prompts = [problem.pair.teacher_ids for problem in problems]
-        seeds = [derive_seed(seed, "teacher", problem.pair.problem.id, 0) for problem in problems]
-        progress.say(f"teacher: {len(problems)} answers with the solution in view")
-        return answers, _sample(engine, model, prompts, config.rollout, seeds, progress, "teacher")
+        for role, tries in attempts.items():
+            if role == "teacher":
+                progress.say(f"teacher: {count} answers with the solution in view")
+            progress.begin(len(tries), 0)
+            drift = DriftCheck(model, sampling.drift, half=engine.half_precision)
+            for start in range(0, len(tries), sampling.max_batch):
+                began = time.perf_counter()
+                batch = tries[start : start + sampling.max_batch]
+                prompts = [_context(problem.pair, role) for problem, _ in batch]
+                seeds = [derive_seed(config.train.seed, role, problem.pair.problem.id, n) for problem, n in batch]
+                group = engine.generate(prompts, sampling, seeds, measured=0 if start else drift.measured(0))
+                drift(prompts, group)
+                completions[role] += group
+                tokens = sum(len(completion.ids) for completion in group)
+                progress.advance(role, len(group), tokens, time.perf_counter() - began)
     finally:
         engine.close()
+    return completions
+
+
+def _context(pair: PromptPair, role: Role) -> tuple[int, ...]:
+    return pair.student_ids if role == "student" else pair.teacher_ids
 
 
 def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callable[[str], None]) -> list[HeldOutProblem]:
@@ -270,29 +288,6 @@ def judge_if_possible(
         return judge(model, rollouts, config, attention=False, precision=precision, progress=progress)
 
 
-def _sample(
-    engine: RolloutEngine,
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    config: RolloutConfig,
-    seeds: Sequence[int],
-    progress: SampleProgress,
-    label: str,
-) -> list[Completion]:
-    drift = DriftCheck(model, config.drift, half=engine.half_precision)
-    progress.begin(len(prompts), 0)
-    completions: list[Completion] = []
-    for start in range(0, len(prompts), config.max_batch):
-        began = time.perf_counter()
-        batch = slice(start, start + config.max_batch)
-        group = engine.generate(prompts[batch], config, seeds[batch], measured=0 if start else drift.measured(0))
-        drift(prompts[batch], group)
-        completions += group
-        tokens = sum(len(completion.ids) for completion in group)
-        progress.advance(label, len(group), tokens, time.perf_counter() - began)
-    return completions
-
-
 def measures(reading: dict[str, list[float]]) -> dict[str, Any]:
     """Return the measures of a trajectory: means over its tokens, and sums over each tenth of them."""
     means: dict[str, Any] = {"attention_divergence": None, "solution_mass": None, "control": None}
@@ -307,14 +302,14 @@ def measures(reading: dict[str, list[float]]) -> dict[str, Any]:
 def grade(
     tokenizer: PreTrainedTokenizerBase,
     problem: HeldOutProblem,
-    role: Literal["student", "teacher"],
     number: int,
+    role: Role,
     completion: Completion,
     leak: re.Pattern[str] | None,
 ) -> GradedAnswer:
     """Return the role's answer with its verdict."""
     pair, text = problem.pair, readable(tokenizer, completion.ids)
-    prefix = thinking_prefix(tokenizer, pair.student_ids if role == "student" else pair.teacher_ids)
+    prefix = thinking_prefix(tokenizer, _context(pair, role))
     return GradedAnswer(
         section=problem.section,
         problem=pair.problem.id,
