@@ -14,16 +14,9 @@ from collections.abc import Callable, Iterable
 from string import ascii_letters
 from typing import NamedTuple
 
-from opasd.grading.quantities import Unit, number, quantity
+from opasd.grading.quantities import number, quantity
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
-from opasd.grading.words import (
-    choice,
-    differ_in_first_word,
-    in_words,
-    starts_with_the,
-    starts_with_words,
-    without_leads,
-)
+from opasd.grading.words import choice, differ_in_first_word, has_article, in_words, starts_with_words, without_leads
 
 Decide = Callable[[str, str], bool | None]
 LONGEST = 1000
@@ -79,7 +72,7 @@ def equal(gold: str, answer: str, decide: Decide) -> bool | None:
         return True
     if (letter := choice(gold, marked=True)) is not None:
         return letter == choice(answer)
-    if (words := in_words(gold, certain=not starts_with_the(answer))) is not None:
+    if (words := in_words(gold, certain=not has_article(answer))) is not None:
         return words == in_words(answer, certain=False)
     if differ_in_first_word(gold, answer):
         return False
@@ -182,7 +175,10 @@ def _same_value(gold: str, answer: str, decide: Decide) -> bool | None:
         gold, answer = (_POUNDS.sub("£", text) for text in (gold, answer))  # pounds are a weight otherwise
     (gold, gold_unit), (answer, answer_unit) = quantity(gold), quantity(answer)
     if gold_unit and answer_unit and {gold_unit.dimension, answer_unit.dimension} == {"angle", "radian"}:
-        gold, answer = _in_radians(gold, gold_unit), _in_radians(answer, answer_unit)
+        gold, answer = (
+            value if unit.dimension == "radian" else rf"\frac{{\pi}}{{180}}({value})"
+            for value, unit in ((gold, gold_unit), (answer, answer_unit))
+        )
         gold_unit = answer_unit
     gold_number, answer_number = number(bare(gold)), number(bare(answer))
     if gold_unit and answer_unit and gold_unit != answer_unit:
@@ -193,7 +189,8 @@ def _same_value(gold: str, answer: str, decide: Decide) -> bool | None:
         return gold_number == answer_number
     if bare(gold) == bare(answer):
         return bare(gold) != ""
-    if _differ_in_case(gold, answer) or not _is_expression(gold) or not _is_expression(answer):
+    no_expression = (starts_with_words(text) or not is_balanced(text) for text in (gold, answer))
+    if _differ_in_case(gold, answer) or any(no_expression):
         return False
     return decide(gold, answer)
 
@@ -233,18 +230,10 @@ def _same_percent(gold: str, answer: str) -> bool | None:
     return percent == plain * 100 or (percent == plain and abs(percent) >= 1)
 
 
-def _in_radians(value: str, unit: Unit) -> str:
-    return value if unit.dimension == "radian" else rf"\frac{{\pi}}{{180}}({value})"
-
-
 def _differ_in_case(gold: str, answer: str) -> bool:
     """Return whether only the case of letters differs: R and r are two variables."""
     first, second = (set(_COMMAND.sub("", text)) & _LETTERS for text in (gold, answer))
     return first != second and {a.casefold() for a in first} == {a.casefold() for a in second}
-
-
-def _is_expression(text: str) -> bool:
-    return not starts_with_words(text) and is_balanced(text)
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:

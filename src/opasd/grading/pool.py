@@ -7,13 +7,13 @@ This process decides equal texts, numbers and letters at once; the rest goes to 
 than `SECONDS`, whatever the answer says.
 """
 
-import json
 import os
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -26,7 +26,7 @@ _SLACK = 0.5
 """Seconds beyond that after which a worker, which keeps the time itself, is lost."""
 _START_SECONDS = 120.0
 _FAILED_STARTS = 2
-"""Workers that may end before they are ready; after one more the grader gives up."""
+"""Workers that may end before their first reply; after one more the grader gives up."""
 
 Pair = tuple[str, str]
 """The known answer and the one to compare with it."""
@@ -99,25 +99,23 @@ class Grader:
                     busy[worker] = todo.pop()
                     worker.ask(busy[worker], self.seconds)
             seconds_left = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-            replying = select.select(list(busy), [], [], seconds_left)[0]
-            for worker in list(busy):
-                reply = worker.reply() if worker in replying else None
-                if reply is not None:
-                    self._known[busy.pop(worker)] = reply["equal"]
-                elif worker.lost():
-                    pair = busy.pop(worker)
-                    if not worker.ready or (worker.ended and pair not in repeated):
-                        repeated.add(pair)  # something outside killed the worker: a pair can only kill its child
-                        todo.append(pair)
-                    else:
-                        self._known[pair] = None
-                    self._replace(worker)
+            for worker in select.select(list(busy), [], [], seconds_left)[0]:
+                if worker.receive():
+                    self._known[busy.pop(worker)] = worker.equal
+            for worker in [worker for worker in busy if worker.lost()]:
+                pair = busy.pop(worker)
+                if not worker.replied or (worker.ended and pair not in repeated):
+                    repeated.add(pair)  # something outside killed the worker: a pair can only kill its child
+                    todo.append(pair)
+                else:
+                    self._known[pair] = None
+                self._replace(worker)
 
     def _replace(self, worker: "_Worker") -> None:
         worker.kill()
-        self._failed_starts += not worker.ready
+        self._failed_starts += not worker.replied
         if self._failed_starts > _FAILED_STARTS:
-            raise RuntimeError("the grading process does not start; run python -m opasd.grading.worker to see why")
+            raise RuntimeError("the grading process does not start; import opasd.grading.worker in Python to see why")
         self._workers[self._workers.index(worker)] = _Worker()
 
 
@@ -128,54 +126,44 @@ def _graded(job: Job, answer: str | None, equal: bool | None) -> Graded:
 
 
 class _Worker:
-    """A process that compares. It reports when it is ready; the deadline of its first pair counts from then."""
+    """A process that compares. It may take longer for its first pair, since it has to start."""
 
     def __init__(self) -> None:
+        self._connection, worker_end = Pipe()
+        self.fileno = self._connection.fileno
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opasd.grading.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "opasd.grading.worker", str(worker_end.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            bufsize=0,
+            pass_fds=[worker_end.fileno()],
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C is for the parent to handle
         )
-        self.ready = False
-        self.deadline = time.monotonic() + _START_SECONDS
-        self._allowed = 0.0
-        self._received = b""
-        self.ended = False
-
-    def fileno(self) -> int:
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        worker_end.close()
+        self.replied = self.ended = False
+        self.equal: bool | None = None
+        """The last verdict."""
+        self.deadline = 0.0
 
     def ask(self, pair: Pair, seconds: float) -> None:
         """Send the process a pair to compare."""
-        self._allowed = 2 * seconds + _SLACK
-        if self.ready:
-            self.deadline = time.monotonic() + self._allowed
-        line = json.dumps({"gold": pair[0], "answer": pair[1], "seconds": seconds})
+        self.deadline = time.monotonic() + 2 * seconds + _SLACK + (0.0 if self.replied else _START_SECONDS)
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(f"{line}\n".encode())
-        except BrokenPipeError:
+            self._connection.send((*pair, seconds))
+        except OSError:
             self.ended = True
 
-    def reply(self) -> dict[str, bool | None] | None:
-        """Return the process's reply, None as long as it is not whole."""
-        received = os.read(self.fileno(), 4096)
-        self.ended = self.ended or not received
-        self._received += received
-        while b"\n" in self._received:
-            line, _, self._received = self._received.partition(b"\n")
-            reply = json.loads(line)
-            if "equal" in reply:
-                return reply
-            self.ready, self.deadline = True, time.monotonic() + self._allowed
-        return None
+    def receive(self) -> bool:
+        """Read the process's verdict; return whether there was one."""
+        try:
+            self.equal = self._connection.recv()
+        except (EOFError, OSError):
+            self.ended = True
+        self.replied |= not self.ended
+        return not self.ended
 
     def lost(self) -> bool:
         """Return whether no reply will come."""
@@ -185,6 +173,4 @@ class _Worker:
         """End the process; its child, which compares, ends with it."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        self._connection.close()

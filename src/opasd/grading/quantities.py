@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 LONGEST = 1000
 _DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
-_RATIO = re.compile(r"([-+]?)(?:(\d+)/(\d+)|\\frac\{([-+]?\d+)\}\{([-+]?\d+)\}|\\frac(\d)(\d))", re.ASCII)
+_RATIO = re.compile(r"([-+]?)()(?:(\d+)/(\d+)|\\frac\{([-+]?\d+)\}\{([-+]?\d+)\}|\\frac(\d)(\d))", re.ASCII)
 _MIXED = re.compile(r"([-+]?)(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}|\\frac(\d)(\d)| (\d+)/(\d+))", re.ASCII)
 _POWER_OF_TEN = re.compile(
     r"([-+]?(?:\d+\.?\d*|\.\d+))(?:\\times|\\cdot|×|\*)10\^(?:(\d)|\{([-+]?\d{1,3})\})", re.ASCII
@@ -29,27 +29,20 @@ def number(text: str) -> Fraction | None:
         return None
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
-    if match := _RATIO.fullmatch(text):
-        sign, *ratio = (group for group in match.groups() if group is not None)
-        return _ratio(sign, 0, *map(int, ratio))
-    if match := _MIXED.fullmatch(text):
-        sign, whole, *ratio = (group for group in match.groups() if group is not None)
-        return _ratio(sign, int(whole), *map(int, ratio))
     if match := _POWER_OF_TEN.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
-    if match := _REPEATING.fullmatch(text):
+    if match := _RATIO.fullmatch(text) or _MIXED.fullmatch(text):
+        sign, whole, above, below = (group for group in match.groups() if group is not None)
+        if int(below) == 0:
+            return None
+        value = int(whole or 0) + Fraction(int(above), int(below))
+    elif match := _REPEATING.fullmatch(text):
         sign, whole, fixed, *digits = match.groups()
         repeated = "".join(filter(None, digits))
         tail = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
         value = Fraction(f"{whole or 0}.{fixed or 0}") + tail
-        return -value if sign == "-" else value
-    return None
-
-
-def _ratio(sign: str, whole: int, above: int, below: int) -> Fraction | None:
-    if below == 0:
+    else:
         return None
-    value = whole + Fraction(above, below)
     return -value if sign == "-" else value
 
 
@@ -75,48 +68,37 @@ class Quantity(NamedTuple):
     unit: Unit | None
 
 
-def _units() -> dict[str, Unit]:
-    table = {
-        "length": {
-            "mm millimeter millimetre": "1/1000", "cm centimeter centimetre 厘米": "1/100", "m meter metre 米": 1,
-            "km kilometer kilometre 千米 公里": 1000, "in inch inche": "0.0254", "ft foot feet": "0.3048",
-            "yd yard": "0.9144", "mi mile": "1609.344",
-        },
-        "time": {"s sec second 秒": 1, "min minute 分钟": 60, "h hr hour 小时": 3600, "day 天": 86400, "week": 604800},
-        "mass": {"mg": "1/1000", "g gm gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
-                 "lb pound": "453.59237"},
-        "volume": {"ml milliliter millilitre 毫升": "1/1000", "l liter litre 升": 1},
-        "money": {"cent ¢": "1/100", r"dollar usd \$ 美元": 1},
-        "euro": {r"euro € \euro": 1},
-        "sterling": {r"£ \pounds": 1},
-        "yuan": {"yuan ¥ 元": 1},
-        "length/time": {"mph": "1609344/3600000", "kph kmh": "1000/3600"},
-        "am": {"am": 1},
-        "pm": {"pm": 1},
-        "unit": {"unit": 1},
-        "angle": {"degree deg ° 度": 1},
-        "celsius": {"celsius": 1},
-        "fahrenheit": {"fahrenheit": 1},
-        "radian": {"radian rad": 1},
-        "year": {"month": 1, "year yr 年": 12},
-    }  # fmt: skip
-    return {
-        name: Unit(dimension, Fraction(factor))
-        for dimension, sizes in table.items()
-        for names, factor in sizes.items()
-        for name in names.split()
-    }
-
-
-UNITS = _units()
-_MULTIPLIERS = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
+_UNIT_NAMES = {
+    "length": {
+        "mm millimeter millimetre": "1/1000", "cm centimeter centimetre 厘米": "1/100", "m meter metre 米": 1,
+        "km kilometer kilometre 千米 公里": 1000, "in inch inche": "0.0254", "ft foot feet": "0.3048",
+        "yd yard": "0.9144", "mi mile": "1609.344",
+    },
+    "time": {"s sec second 秒": 1, "min minute 分钟": 60, "h hr hour 小时": 3600, "day 天": 86400, "week": 604800},
+    "mass": {"mg": "1/1000", "g gm gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
+             "lb pound": "453.59237"},
+    "volume": {"ml milliliter millilitre 毫升": "1/1000", "l liter litre 升": 1},
+    "money": {"cent ¢": "1/100", r"dollar usd \$ 美元": 1},
+    "euro": {r"euro € \euro": 1},
+    "sterling": {r"£ \pounds": 1},
+    "yuan": {"yuan ¥ 元": 1},
+    "length/time": {"mph": "1609344/3600000", "kph kmh": "1000/3600"},
+    "am": {"am": 1},
+    "pm": {"pm": 1},
+    "unit": {"unit": 1},
+    "angle": {"degree deg ° 度": 1},
+    "celsius": {"celsius": 1},
+    "fahrenheit": {"fahrenheit": 1},
+    "radian": {"radian rad": 1},
+    "year": {"month": 1, "year yr 年": 12},
+}  # fmt: skip
+UNITS = {
+    name: Unit(dimension, Fraction(factor))
+    for dimension, sizes in _UNIT_NAMES.items()
+    for names, factor in sizes.items()
+    for name in names.split()
 }
+_MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _CJK = "\u3400-\u9fff"
 _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
 _POWER = r"(?:\^?\{?([23])\}?|([²³]))?"

@@ -53,12 +53,8 @@ def quick_verdict(answer: str, gold: str, kind: AnswerKind = "expression") -> bo
     if kind == "choice":
         letter = choice(tidy(gold[:LONGEST_READ]))
         return letter is not None and choice(tidy(answer[:100])) == letter
-    return equal(gold, answer, lambda _, value: False if kind == "integer" and not _has_digit(value) else None)
-
-
-def _has_digit(text: str) -> bool:
-    """Return whether the text may be an integer in another form, such as 2^5."""
-    return any(character.isdigit() for character in text)
+    # With a digit it may be an integer in another form, such as 2^5.
+    return equal(gold, answer, lambda _, value: None if kind != "integer" or any(map(str.isdigit, value)) else False)
 
 
 def is_correct(text: str, gold: str) -> bool:

@@ -86,11 +86,11 @@ def in_words(text: str, *, certain: bool) -> str | None:
     content = content.removesuffix("s") if content.startswith("no ") else content  # no solution, no solutions
     words = content.split()
     long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
-    sure = marked or starts_with_the(text) or long or content in _SHORT_WORDS or _CJK.search(content)
+    sure = marked or has_article(text) or long or content in _SHORT_WORDS or _CJK.search(content)
     return content if sure or not certain else None
 
 
-def starts_with_the(text: str) -> bool:
+def has_article(text: str) -> bool:
     """Return whether an article shows that the text is words."""
     return _THE.match(text) is not None
 

@@ -1,22 +1,22 @@
-r"""The algebra of grading, in a process that may be killed: `python -m opasd.grading.worker`.
+r"""The algebra of grading, in a process that may be killed: `python -m opasd.grading.worker DESCRIPTOR`.
 
-It reads lines `{"gold": …, "answer": …, "seconds": …}` and replies with lines `{"equal": true | false | null}`, null if
-the comparison was killed or crashed. The process itself only waits. A child that it forked compares; if the child dies
-or takes too much time or memory, it is killed and replaced in milliseconds. Its time is processor time, so that a busy
-machine changes no verdict; on the clock it has twice as much.
+It receives (gold, answer, seconds) through the connection and replies with True, False, or None if the comparison was
+killed or crashed. The process itself only waits. A child that it forked compares; if the child dies or takes too much
+time or memory, it is killed and replaced in milliseconds. Its time is processor time, so that a busy machine changes no
+verdict; on the clock it has twice as much.
 """
 
 import ctypes
-import json
 import logging
-import os
 import re
 import resource
-import select
 import signal
 import sys
 import warnings
-from typing import Any, BinaryIO
+from contextlib import suppress
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 import sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig
@@ -133,69 +133,59 @@ def compare(gold: str, answer: str) -> bool | None:
 
 
 class _Child:
-    """A forked process that compares line after line until it is killed."""
+    """A forked process that compares pair after pair until it is killed."""
 
     def __init__(self) -> None:
-        job_read, self._jobs = os.pipe()
-        self._replies, reply_write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(self._jobs)
-                os.close(self._replies)
-                _serve(os.fdopen(job_read, "rb"), os.fdopen(reply_write, "wb", 0))
-            finally:
-                os._exit(0)
-        os.close(job_read)
-        os.close(reply_write)
+        self._connection, child_end = Pipe()
+        self._process = get_context("fork").Process(target=_serve, args=(child_end, self._connection), daemon=True)
+        self._process.start()
+        child_end.close()
 
-    def ask(self, line: bytes, seconds: float) -> bytes | None:
-        """Return the child's reply; None, after killing the child, if there was none in time."""
-        try:
-            os.write(self._jobs, line)  # a line is shorter than a pipe's buffer
-            if select.select([self._replies], [], [], seconds)[0] and (reply := os.read(self._replies, 64)):
-                return reply
-        except BrokenPipeError:
-            pass
-        self.close()
-        return None
+    def ask(self, gold: str, answer: str, seconds: float) -> bool | None:
+        """Return the child's verdict; raise an error if there is none in time, or if the child died."""
+        self._connection.send((gold, answer, seconds))
+        if self._connection.poll(2 * seconds):
+            return self._connection.recv()
+        raise TimeoutError
 
-    def close(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        os.close(self._jobs)
-        os.close(self._replies)
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
 
 
-def _serve(jobs: BinaryIO, replies: BinaryIO) -> None:
+def _serve(pairs: Connection, parent_end: Connection) -> None:
+    parent_end.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in jobs:
-        job = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, job["seconds"])  # the system ends the process, even inside a C function
-        replies.write(json.dumps({"equal": compare(job["gold"], job["answer"])}).encode() + b"\n")
+    with suppress(EOFError):
+        while True:
+            gold, answer, seconds = pairs.recv()
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # the system ends the process, even inside a C function
+            pairs.send(compare(gold, answer))
 
 
 def main() -> None:
-    """Serve standard input; what the libraries print is dropped."""
+    """Compare the pairs that come through the file descriptor in the first argument, until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    replies = os.fdopen(os.dup(1), "wb", 0)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     assert equal_by_algebra("\\sqrt{12}", "2\\sqrt{3}")  # children inherit the modules that this loads
-    child = _Child()
-    replies.write(b'{"ready": true}\n')
-    for line in sys.stdin.buffer:
-        reply = child.ask(line, 2 * json.loads(line)["seconds"])
-        if reply is None:
-            child = _Child()
-        replies.write(reply or b'{"equal": null}\n')
-    child.close()
+    pairs, child = Connection(int(sys.argv[1])), _Child()
+    with suppress(EOFError):
+        while True:
+            pair = pairs.recv()
+            try:
+                equal = child.ask(*pair)
+            except (TimeoutError, EOFError, OSError):
+                child.kill()
+                child, equal = _Child(), None
+            pairs.send(equal)
+    child.kill()
 
 
 if __name__ == "__main__":
