@@ -25,8 +25,8 @@ def children(pid: int) -> list[int]:
 
 def workers(pid: int | None = None) -> list[int]:
     """Return the grading processes that a process has started, by default this one."""
-    found = children(pid or os.getpid())
-    return [one for one in found if b"opasd.grading" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid or os.getpid())}
+    return [child for child, command in commands.items() if b"opasd.grading" in command]
 
 
 def test_easy_pairs_start_no_process():
@@ -41,17 +41,18 @@ def test_easy_pairs_start_no_process():
 
 def test_hanging_and_dying_pairs_do_not_disturb_the_others():
     with Grader(workers=2) as grader:
-        found = grader.grade_all(
+        graded = grader.grade_all(
             [HARD, ENDLESS, HARD, Job(box("1000000000!"), "7"), Job(box(r"\sqrt{8}"), r"2\sqrt{2}")]
         )
-        assert [one.verdict for one in found] == ["correct", "grader_failed", "correct", "grader_failed", "correct"]
-        assert found[1].answer == "9^{9^{9^{9}}}"
+        assert [g.verdict for g in graded] == ["correct", "grader_failed", "correct", "grader_failed", "correct"]
+        assert graded[1].answer == "9^{9^{9^{9}}}"
 
 
 def test_a_killed_worker_is_replaced_and_its_pair_compared_again():
     """Whatever ends a worker, it is not the pair: those are compared in a process of their own."""
     with Grader(workers=1, seconds=60) as grader:
         grader.start()
+        wait_until(workers)  # a process that has just begun has no command line yet
         os.kill(workers()[0], signal.SIGKILL)
         assert grader.grade(HARD).verdict == "correct"
         (second,) = workers()
@@ -61,7 +62,7 @@ def test_a_killed_worker_is_replaced_and_its_pair_compared_again():
         assert third != second
 
 
-def test_a_worker_that_never_starts_is_told(monkeypatch):
+def test_a_worker_that_never_starts_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="does not start"):
         grader.grade(HARD)
