@@ -10,7 +10,7 @@ from transformers import ByT5Tokenizer
 from opasd.config import PromptConfig
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError, PromptError
-from opasd.prompts.chat import Edges, Encoded
+from opasd.prompts.chat import Encoded
 from opasd.prompts.pairs import PromptBuilder
 from tests.tokenizers import ALL, decode, load, own_ids, small
 
@@ -128,11 +128,13 @@ def test_tokens_of_a_span_are_those_that_share_a_character_with_it(
         for n, (start, end) in enumerate(offsets)
     ]
     encoded = Encoded("x" * 12, message=(0, 12), origin=0, ids=(0,) * len(offsets), offsets=tuple(offsets))
-    for found, places in ((encoded.tokens(span), offsets), (encoded.tokens_touching(span), stretched)):
-        hits = [n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0]]
-        assert found == (range(hits[0], hits[-1] + 1) if hits else range(0))
+    for tokens, edges in ((encoded.tokens(span), offsets), (encoded.tokens_touching(span), stretched)):
+        hits = [n for n, (start, end) in enumerate(edges) if start < span[1] and end > span[0]]
+        assert tokens == (range(hits[0], hits[-1] + 1) if hits else range(0))
 
 
-def test_places_are_bisected_for_only_where_tokens_are_in_order() -> None:
-    assert Edges([0, 2, 4], [2, 4, 6]).overlapping((3, 5)) == range(1, 3)
-    assert Edges([4, 0, 2], [6, 2, 4]).overlapping((3, 5)) == range(3)
+@pytest.mark.parametrize(
+    ("offsets", "positions"), [(((0, 2), (2, 4), (4, 6)), range(1, 3)), (((4, 6), (0, 2), (2, 4)), range(3))]
+)
+def test_tokens_of_a_span_in_any_order(offsets: tuple[tuple[int, int], ...], positions: range) -> None:
+    assert Encoded("x" * 6, message=(0, 6), origin=0, ids=(0, 1, 2), offsets=offsets).tokens((3, 5)) == positions

@@ -109,13 +109,10 @@ def _hub_rows(name: str, config: DataConfig, origin: Origin) -> Rows:
 
 def streamed_rows(name: str, config: DataConfig, revision: str | None) -> Rows:
     """Yield the rows of anything that `datasets.load_dataset` can stream."""
-    from datasets import IterableDataset, load_dataset
+    from datasets import load_dataset
 
-    loaded = load_dataset(name, config.subset, split=config.split, revision=revision, streaming=True)
-    dataset = cast("IterableDataset", loaded)
-    if columns := _needed_columns(dataset.column_names or [], config.columns):
-        dataset = dataset.select_columns(columns)
-    yield from ((name, number, row) for number, row in enumerate(dataset, 1))
+    dataset = load_dataset(name, config.subset, split=config.split, revision=revision, streaming=True)
+    yield from _dataset_rows(dataset, name, config.columns)
 
 
 def _saved_rows(folder: Path, config: DataConfig) -> Rows:
@@ -126,10 +123,13 @@ def _saved_rows(folder: Path, config: DataConfig) -> Rows:
         saved = load_from_disk(str(folder))
         if isinstance(saved, Dataset):
             saved = {str(saved.split or config.split).partition("[")[0]: saved}
-        dataset: Dataset = _pick_split(saved, config.split, folder)
-        if columns := _needed_columns(dataset.column_names, config.columns):
-            dataset = dataset.select_columns(columns)
-        yield from ((folder.name, number, row) for number, row in enumerate(dataset, 1))
+        yield from _dataset_rows(_pick_split(saved, config.split, folder), folder.name, config.columns)
+
+
+def _dataset_rows(dataset: Any, name: str, columns: ColumnConfig) -> Rows:
+    if needed := _needed_columns(dataset.column_names or [], columns):
+        dataset = dataset.select_columns(needed)
+    yield from ((name, number, row) for number, row in enumerate(dataset, 1))
 
 
 @contextmanager
@@ -223,18 +223,12 @@ def _read_json(path: Path, _: ColumnConfig) -> Numbered:
         if not start.lstrip().startswith("{"):
             yield from _read_array(file, start)
             return
-    row = _lone_row(path)
-    yield from _read_jsonl(path, _) if row is None else [(1, row)]
-
-
-def _lone_row(path: Path) -> object | None:
-    """Return the object that is the whole file, or None."""
-    with _open_text(path, "\n") as file:
-        text = file.read(_LONGEST_LONE_ROW)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        try:
+            yield 1, json.loads(start + file.read(_LONGEST_LONE_ROW))
+            return
+        except (ValueError, RecursionError):
+            pass
+    yield from _read_jsonl(path, _)
 
 
 def _read_array(file: TextIO, text: str) -> Numbered:

@@ -11,7 +11,6 @@ line if there is one, the message, a line break.
 """
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+import numpy as np
 
 from opasd.errors import ConfigError, PromptError
 from opasd.prompts.wording import Span
@@ -65,34 +65,24 @@ class Encoded(Rendered):
 
     def tokens(self, span: Span) -> range:
         """Return the positions from the first to the last token with a character of `span` (in `text`)."""
-        return self._edges.overlapping(span)
+        starts, ends = self._edges
+        return _overlapping(starts, ends, span)
 
     def tokens_touching(self, span: Span) -> range:
         """Like `tokens`, but a character without a token (trimmed or composed away) counts for both neighbours."""
-        starts, ends = self._edges.starts, self._edges.ends
-        stretched = list(map(min, starts, [0, *ends])), list(map(max, ends, [*starts[1:], len(self.text)]))
-        return Edges(*stretched).overlapping(span)
+        starts, ends = self._edges
+        first, last = np.minimum(starts, [0, *ends[:-1]]), np.maximum(ends, [*starts[1:], len(self.text)])
+        return _overlapping(first, last, span)
 
     @cached_property
-    def _edges(self) -> "Edges":
-        return Edges([start for start, _ in self.offsets], [end for _, end in self.offsets])
+    def _edges(self) -> np.ndarray:
+        """[2, tokens] Where each token starts and ends."""
+        return np.array(self.offsets, dtype=int).reshape(-1, 2).T
 
 
-class Edges:
-    """The starts and ends of tokens in a text. A context has thousands of tokens, so look-ups bisect."""
-
-    def __init__(self, starts: Sequence[int], ends: Sequence[int]) -> None:
-        self.starts, self.ends = starts, ends
-        self._in_order = all(edges == sorted(edges) for edges in (starts, ends))
-
-    def overlapping(self, span: Span) -> range:
-        """Return the positions from the first to the last token with a character of `span`."""
-        if self._in_order:
-            first, after = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
-            return range(first, after) if first < after else range(0)
-        edges = enumerate(zip(self.starts, self.ends, strict=True))
-        hits = [position for position, (start, end) in edges if start < span[1] and end > span[0]]
-        return range(hits[0], hits[-1] + 1) if hits else range(0)
+def _overlapping(starts: np.ndarray, ends: np.ndarray, span: Span) -> range:
+    hits = np.flatnonzero((starts < span[1]) & (ends > span[0])).tolist()
+    return range(hits[0], hits[-1] + 1) if hits else range(0)
 
 
 class Chat:

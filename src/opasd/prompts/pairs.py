@@ -34,6 +34,7 @@ _BATCH = 64
 
 Contexts = Mapping[Request, Encoded]
 """Contexts that were tokenised in advance."""
+_NO_CONTEXTS: Contexts = {}
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,6 @@ class PromptBuilder:
         self._wordings = Wordings.of(config)
         self._check_own_text()
 
-    def pair(self, problem: Problem) -> PromptPair:
-        """Return the two contexts of `problem`; raise PromptError or AlignmentError if it cannot be used."""
-        return self._pair(problem, {})
-
     def pairs(
         self, problems: Iterable[Problem], *, on_bad_row: StopOrSkip = "stop"
     ) -> tuple[PromptPairs, PromptReport]:
@@ -164,7 +161,7 @@ class PromptBuilder:
             contexts = self._encode_batch(batch)
             for problem in batch:
                 try:
-                    pair = self._pair(problem, contexts)
+                    pair = self.pair(problem, contexts)
                 except (PromptError, AlignmentError) as error:
                     reason = error.reason if isinstance(error, PromptError) else "alignment"
                     expected = reason == "solution_too_long" and self.config.cut_solution == "skip"
@@ -181,11 +178,12 @@ class PromptBuilder:
         problem = Problem(question)
         thinking = self.config.student_thinking if thinking is None else thinking
         message = self._student_message(self._neutralise(question, problem))
-        return self._encode_student(message, thinking, problem, {}).ids
+        return self._encode("student", message, thinking, problem).ids
 
-    def _pair(self, problem: Problem, contexts: Contexts) -> PromptPair:
+    def pair(self, problem: Problem, contexts: Contexts = _NO_CONTEXTS) -> PromptPair:
+        """Return the two contexts of `problem`; raise PromptError or AlignmentError if it cannot be used."""
         draft = self._draft(problem)
-        student = self._encode_student(draft.student, self.config.student_thinking, problem, contexts)
+        student = self._encode("student", draft.student, self.config.student_thinking, problem, contexts)
         if len(student.ids) > self.config.max_student_tokens:
             raise PromptError(
                 f"{_name(problem)}: the student's context has {len(student.ids)} tokens, max_student_tokens = "
@@ -208,7 +206,7 @@ class PromptBuilder:
         return pair
 
     def _encode_batch(self, problems: Iterable[Problem]) -> Contexts:
-        """Tokenise the contexts of several problems in one call; problems that `_pair` refuses are left out."""
+        """Tokenise the contexts of several problems in one call; leave out those that `pair` refuses."""
         requests: list[Request] = []
         for problem in problems:
             with suppress(PromptError):
@@ -273,7 +271,9 @@ class PromptBuilder:
             )
         return self._chat.neutralise(text)
 
-    def _encode(self, role: Role, message: Message, thinking: bool, problem: Problem, contexts: Contexts) -> Encoded:
+    def _encode(
+        self, role: Role, message: Message, thinking: bool, problem: Problem, contexts: Contexts = _NO_CONTEXTS
+    ) -> Encoded:
         try:
             encoded = contexts.get((message.text, thinking)) or self._chat.encode(message.text, thinking=thinking)
         except PromptError as error:
@@ -288,11 +288,7 @@ class PromptBuilder:
                     "remove that text or skip the row",
                     "imitation",
                 )
-        return encoded
-
-    def _encode_student(self, message: Message, thinking: bool, problem: Problem, contexts: Contexts) -> Encoded:
-        encoded = self._encode("student", message, thinking, problem, contexts)
-        if not encoded.tokens(encoded.span(message.spans["question"])):
+        if role == "student" and not encoded.tokens(encoded.span(message.spans["question"])):
             raise PromptError(f"{_name(problem)}: the question leaves no token; repair or skip the row", "text")
         return encoded
 
@@ -337,7 +333,7 @@ class PromptBuilder:
             if not solution.replace(CUT_MARK, "").strip():
                 raise PromptError(f"{too_long}, and nothing of its solution fits; raise the limit", "solution_too_long")
             message = self._teacher_message(draft.question, {**draft.shown, "solution": solution})
-            encoded = self._encode("teacher", message, thinking, problem, {})
+            encoded = self._encode("teacher", message, thinking, problem)
         return encoded, message, len(spans) - keep
 
 

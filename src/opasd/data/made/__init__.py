@@ -1,14 +1,12 @@
 """The tasks of this package, made by code: the data sources `lab` (counts) and `arithmetic`."""
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from opasd.config import DataConfig
 from opasd.data.made import arithmetic, counts
 from opasd.data.made.arithmetic import Split
+from opasd.data.problems import Problem
 from opasd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from opasd.data.problems import Problem
 
 TASKS = ("lab", "arithmetic")
 
@@ -30,11 +28,10 @@ def task_split(config: DataConfig, purpose: Split) -> Split:
     raise ConfigError(f"data source {config.source} has the splits {', '.join(get_args(Split))}, got {config.split!r}")
 
 
-def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> list["Problem"]:
+def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> list[Problem]:
     """Return `count` problems of a split (default: all, or 4,096 of `lab`); `arithmetic` ignores the seed."""
-    if source == "lab":
-        return counts.make_problems(split, count or counts.DEFAULT_PROBLEMS, seed)
-    return arithmetic.make_problems(split, count_problems(source, split, count))
+    number = count_problems(source, split, count)
+    return counts.make_problems(split, number, seed) if source == "lab" else arithmetic.make_problems(split, number)
 
 
 def count_problems(source: str, split: Split, count: int | None) -> int:

@@ -9,15 +9,14 @@
 
 Solutions are worded like many answers of Qwen2.5-Coder. So a teacher that sees one tells a wrong step of the student
 from a right one, and not its own wording from the student's. The problems are always the same, and none is in two
-splits. Imports the standard library alone.
+splits.
 """
 
 import functools
 import random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from opasd.data.problems import Problem
+from opasd.data.problems import Problem
 
 Split = Literal["train", "validation", "test"]
 SIZES: dict[Split, int] = {"train": 4096, "validation": 400, "test": 1000}
@@ -27,10 +26,8 @@ LARGEST = 5000
 SIGNS = {"Add": "+", "Subtract": "-", "Multiply": "\\times"}
 
 
-def make_problems(split: Split, count: int) -> list["Problem"]:
+def make_problems(split: Split, count: int) -> list[Problem]:
     """Return the first problems of a split."""
-    from opasd.data.problems import Problem
-
     rows = _splits()[split][:count]
     return [Problem(*row, f"arithmetic/{split}/{number}") for number, row in enumerate(rows, 1)]
 

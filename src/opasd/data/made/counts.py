@@ -9,18 +9,16 @@
     Answer: \\boxed{11}
 
 Statements come in any order; some are about another item or lead nowhere. Level L has L + 1 dependent steps and L
-distractors. A hash of the sorted statements decides a problem's split, so no problem is in two splits. Imports the
-standard library alone.
+distractors. A hash of the sorted statements decides a problem's split, so no problem is in two splits.
 """
 
 import hashlib
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
-if TYPE_CHECKING:
-    from opasd.data.problems import Problem
+from opasd.data.problems import Problem
 
 Split = Literal["pretrain", "train", "validation", "test"]
 RuleKind = Literal["minus", "plus", "cap"]
@@ -199,10 +197,8 @@ def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = No
     return list(puzzles.values())
 
 
-def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list["Problem"]:
+def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Problem]:
     """Return the puzzles of `make_puzzles` as problems."""
-    from opasd.data.problems import Problem
-
     puzzles = make_puzzles(split, count, seed, level)
     return [Problem(puzzle.question, puzzle.solution, puzzle.answer, puzzle.id) for puzzle in puzzles]
 
