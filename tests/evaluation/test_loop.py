@@ -256,5 +256,5 @@ def test_variables_of_the_chat_template_reach_the_prompts() -> None:
     plain = asked(problems=2)
     greeting = dataclasses.replace(plain, template_options={"greeting": "Ann Bob Cal"})
     prompts = [Exam(evaluation, evaluation.benchmarks[0], base, Quiet()).prompts for evaluation in (plain, greeting)]
-    told = base.tokenizer("Ann Bob Cal", add_special_tokens=False)["input_ids"]
-    assert [[*told, *prompt] for prompt in prompts[0]] == [list(prompt) for prompt in prompts[1]]
+    greeting_ids = base.tokenizer("Ann Bob Cal", add_special_tokens=False)["input_ids"]
+    assert [[*greeting_ids, *prompt] for prompt in prompts[0].values()] == list(map(list, prompts[1].values()))

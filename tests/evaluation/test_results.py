@@ -61,8 +61,8 @@ def test_only_what_is_complete_has_results():
         return SampleKey(target, "a", "p", number), {9: GradedSample(1, False, "correct", "1")}
 
     rows = [sample("whole", 0), sample("whole", 1), sample("half", 0)]
-    assert list(gather(dict(rows), {"a": ["p"]}, 2)) == [("whole", "a", 9)]
-    assert gather(dict(rows), {"a": ["p", "q"]}, 2) == {}
+    assert list(gather(dict(rows), {"a": ["p"]}, ["whole", "half"], 2)) == [("whole", "a", 9)]
+    assert gather(dict(rows), {"a": ["p", "q"]}, ["whole", "half"], 2) == {}
     assert table({"results": [], "differences": [], "averages": []}) == ""
 
 

@@ -6,6 +6,7 @@ again whole. So a resumed evaluation has the batches of an uninterrupted one, an
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -57,12 +58,15 @@ class Evaluation:
             "benchmarks": {benchmark.name: benchmark.describe() for benchmark in self.benchmarks},
         }
 
-    def keys(self, target: Target) -> Iterator[SampleKey]:
-        """Yield the keys of a target's samples."""
-        for benchmark in self.benchmarks:
-            for problem in benchmark.problems:
-                for number in range(self.profile.samples):
-                    yield SampleKey(target.name, benchmark.name, problem.id, number)
+    def groups(self, target: Target, benchmark: LoadedBenchmark) -> Iterator[list[SampleKey]]:
+        """Yield the keys of the target's samples on the benchmark, a group at a time."""
+        keys = [
+            SampleKey(target.name, benchmark.name, problem.id, number)
+            for problem in benchmark.problems
+            for number in range(self.profile.samples)
+        ]
+        for start in range(0, len(keys), self.group):
+            yield keys[start : start + self.group]
 
 
 def evaluate(
@@ -71,20 +75,21 @@ def evaluate(
     """Draw the samples that the folder `path` lacks, then write and return its results; `settings` are the folder's."""
     samples = SampleFile(path / folders.SAMPLES)
     folders.write_problems(path, evaluation.benchmarks)
-    keys = {target.name: list(evaluation.keys(target)) for target in evaluation.targets}
-    missing = {name: sum(key not in samples.keys for key in own) for name, own in keys.items()}
-    total = sum(map(len, keys.values()))
-    progress.begin(total, total - sum(missing.values()))
+    trials = [(target, benchmark) for target in evaluation.targets for benchmark in evaluation.benchmarks]
+    keys = [key for trial in trials for group in evaluation.groups(*trial) for key in group]
+    missing = Counter(key.target for key in keys if key not in samples.keys)
+    progress.begin(len(keys), len(keys) - missing.total())
+    tokens, seconds = 0, 0.0
     with Grader() as grader:
-        sampler = _Sampler(evaluation, samples, grader, progress)
         for model, targets in _by_base_model(evaluation.targets):
             if any(missing[target.name] for target in targets):
                 if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
                     grader.start()  # its processes start while the model is loaded
-                sampler.sample(open_base(model), targets)
+                for drawn in _draw(evaluation, open_base(model), targets, samples, grader, progress):
+                    tokens, seconds = tokens + drawn[0], seconds + drawn[1]
     results = _results(evaluation, path.name, settings, samples)
-    speed = sampler.tokens / sampler.seconds if sampler.seconds else None
-    results["spent"] = {"tokens": sampler.tokens, "seconds": sampler.seconds, "tokens_per_second": speed}
+    speed = tokens / seconds if seconds else None
+    results["spent"] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": speed}
     folders.write_results(path, results)
     return results
 
@@ -93,69 +98,43 @@ def _by_base_model(targets: Sequence[Target]) -> Iterator[tuple[ModelConfig, lis
     """Yield the targets of each base model together, the base alone first."""
     groups: dict[str, list[Target]] = {}
     for target in targets:
-        groups.setdefault(_loading(target.model), []).append(target)
+        # Models that differ only in the settings of their adapters share a base.
+        values = {name: value for name, value in target.model.model_dump().items() if not name.startswith("lora_")}
+        values["adaptation"] = target.model.adaptation == "qlora"
+        groups.setdefault(json.dumps(values), []).append(target)
     for group in groups.values():
         yield group[0].model, sorted(group, key=lambda target: target.adapter is not None)
 
 
-def _loading(model: ModelConfig) -> str:
-    """Return a text that two models share if the same base is loaded for both: all but the settings of adapters."""
-    own = {name for name in ModelConfig.model_fields if name.startswith("lora_")}
-    return json.dumps(model.model_dump(exclude=own | {"adaptation"}) | {"four_bit": model.adaptation == "qlora"})
+def _draw(
+    evaluation: Evaluation,
+    base: Base,
+    targets: Sequence[Target],
+    samples: SampleFile,
+    grader: Grader,
+    progress: SampleProgress,
+) -> Iterator[tuple[int, float]]:
+    """Draw, grade and write the missing samples of one base model and its adapters.
 
-
-class _Sampler:
-    """Draws, grades and writes the samples that are missing, and counts what that takes."""
-
-    def __init__(self, evaluation: Evaluation, samples: SampleFile, grader: Grader, progress: SampleProgress) -> None:
-        self.evaluation = evaluation
-        self.samples = samples
-        self.grader = grader
-        self.progress = progress
-        self.tokens = 0
-        self.seconds = 0.0
-
-    def sample(self, base: Base, targets: Sequence[Target]) -> None:
-        """Draw the samples of one base model and its adapters."""
-        if base.tokenizer.chat_template is None:
-            name = targets[0].model.name_or_path
-            self.progress.say(f"{name} has no chat template: problems are asked as plain text")
-        exams = [Exam(self.evaluation, benchmark, base, self.progress) for benchmark in self.evaluation.benchmarks]
-        adapters = [target.adapter for target in targets if target.adapter]
-        with closing(base.engine(max(exam.longest for exam in exams), adapters)) as engine:
-            for target in targets:
-                engine.use_adapter(target.adapter)
-                for exam in exams:
-                    for requests in exam.groups(target, self.evaluation.group):
-                        self._draw(requests, exam, engine)
-
-    def _draw(self, requests: "list[Request]", exam: "Exam", engine: AdapterEngine) -> None:
-        new = sum(request.key not in self.samples.keys for request in requests)
-        if new == 0:
-            return
-        start = time.perf_counter()
-        completions = engine.generate(
-            [request.prompt for request in requests], exam.sampling, [request.seed for request in requests]
-        )
-        seconds = time.perf_counter() - start
-        tokens = sum(len(completion.ids) for completion in completions)
-        self.samples.append(exam.grade(requests, completions, self.grader))
-        self.tokens += tokens
-        self.seconds += seconds
-        self.progress.advance(f"{exam.benchmark.name} {requests[0].key.target}", new, tokens, seconds)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One sample to draw."""
-
-    key: SampleKey
-    prompt: tuple[int, ...]
-    prefix: str
-    """The beginning of a thinking block, if the prompt ends inside one."""
-    gold: str
-    """The known answer."""
-    seed: int
+    Yield the tokens and the seconds of each group.
+    """
+    if base.tokenizer.chat_template is None:
+        progress.say(f"{targets[0].model.name_or_path} has no chat template: problems are asked as plain text")
+    exams = [Exam(evaluation, benchmark, base, progress) for benchmark in evaluation.benchmarks]
+    adapters = [target.adapter for target in targets if target.adapter]
+    with closing(base.engine(max(exam.longest for exam in exams), adapters)) as engine:
+        for target in targets:
+            engine.use_adapter(target.adapter)
+            for exam in exams:
+                for keys in evaluation.groups(target, exam.benchmark):
+                    if new := sum(key not in samples.keys for key in keys):
+                        start = time.perf_counter()
+                        completions = exam.sample(keys, engine)
+                        seconds = time.perf_counter() - start
+                        tokens = sum(len(completion.ids) for completion in completions)
+                        samples.append(exam.grade(keys, completions, grader))
+                        progress.advance(f"{exam.benchmark.name} {target.name}", new, tokens, seconds)
+                        yield tokens, seconds
 
 
 class Exam:
@@ -169,14 +148,17 @@ class Exam:
         self.tokenizer = base.tokenizer
         wording = benchmark.entry.prompts().model_copy(update={"template_options": dict(evaluation.template_options)})
         builder = PromptBuilder(base.tokenizer, wording)
-        self.prompts = [builder.student_ids(p.question, thinking=self.profile.thinking) for p in benchmark.problems]
-        self.prefixes = [thinking_prefix(base.tokenizer, prompt) for prompt in self.prompts]
+        self.prompts = {
+            problem.id: builder.student_ids(problem.question, thinking=self.profile.thinking)
+            for problem in benchmark.problems
+        }
+        """The prompt of each problem, by its id."""
         self.sampling = self._fitting(base.context, progress)
-        self.longest = max(map(len, self.prompts)) + self.sampling.max_new_tokens
+        self.longest = max(map(len, self.prompts.values())) + self.sampling.max_new_tokens
 
     def _fitting(self, context: int, progress: SampleProgress) -> SamplingConfig:
         """Return the profile's sampling, shortened to the model's context."""
-        sampling, room = self.profile.sampling, context - max(map(len, self.prompts))
+        sampling, room = self.profile.sampling, context - max(map(len, self.prompts.values()))
         if room < 1:
             raise ConfigError(
                 f"{self.benchmark.name}: a problem has {context - room} tokens, and the model's context is {context}; "
@@ -191,53 +173,44 @@ class Exam:
             progress.say(f"{self.benchmark.name}: at most {room} new tokens fit the model's context of {context}")
         return sampling.model_copy(update={"max_new_tokens": min(sampling.max_new_tokens, room)})
 
-    def groups(self, target: Target, size: int) -> Iterator[list[Request]]:
-        """Yield the target's requests, `size` at a time."""
-        requests = [
-            Request(
-                SampleKey(target.name, self.benchmark.name, problem.id, number),
-                prompt,
-                prefix,
-                str(problem.answer),
-                derive_seed(self.profile.seed, problem.id, number),
-            )
-            for problem, prompt, prefix in zip(self.benchmark.problems, self.prompts, self.prefixes, strict=True)
-            for number in range(self.profile.samples)
-        ]
-        for start in range(0, len(requests), size):
-            yield requests[start : start + size]
+    def sample(self, keys: Sequence[SampleKey], engine: AdapterEngine) -> list[Completion]:
+        """Return a completion for each key."""
+        return engine.generate([self.prompts[key.problem] for key in keys], self.sampling, list(map(self._seed, keys)))
 
-    def grade(self, requests: list[Request], completions: list[Completion], grader: Grader) -> list[Sample]:
+    def grade(self, keys: Sequence[SampleKey], completions: Sequence[Completion], grader: Grader) -> list[Sample]:
         """Return the samples of a group with their verdicts, also when cut at each budget that they exceed."""
-        kind, budgets = self.benchmark.entry.kind, self.profile.cuts
-        texts = [readable(self.tokenizer, completion.ids) for completion in completions]
-        drawn = list(zip(requests, completions, texts, strict=True))
-        jobs: dict[tuple[int, int | None], Job] = {}
-        for index, (request, completion, text) in enumerate(drawn):
-            jobs[index, None] = Job(request.prefix + text, request.gold, kind, completion.finish_reason)
-            for budget in budgets:
-                if len(completion.ids) > budget:
-                    cut = readable(self.tokenizer, completion.ids[:budget])
-                    jobs[index, budget] = Job(request.prefix + cut, request.gold, kind, "length")
+        answers = {problem.id: str(problem.answer) for problem in self.benchmark.problems}
+        jobs: dict[tuple[SampleKey, int | None], Job] = {}
+        for key, completion in zip(keys, completions, strict=True):
+            # A prompt may end inside a thinking block.
+            prefix = thinking_prefix(self.tokenizer, self.prompts[key.problem])
+            for budget in (None, *self.profile.cuts):
+                if budget is None or len(completion.ids) > budget:
+                    text = prefix + readable(self.tokenizer, completion.ids[:budget])
+                    reason = completion.finish_reason if budget is None else "length"
+                    jobs[key, budget] = Job(text, answers[key.problem], self.benchmark.entry.kind, reason)
         graded = dict(zip(jobs, grader.grade_all(jobs.values()), strict=True))
         return [
             Sample(
-                *request.key,
-                seed=request.seed,
+                *key,
+                seed=self._seed(key),
                 ids=completion.ids,
-                text=text,
+                text=readable(self.tokenizer, completion.ids),
                 finish_reason=completion.finish_reason,
-                verdict=graded[index, None].verdict,
-                answer=graded[index, None].answer,
-                cuts={str(b): graded[index, b]._asdict() for b in budgets if (index, b) in graded},
+                verdict=graded[key, None].verdict,
+                answer=graded[key, None].answer,
+                cuts={str(b): graded[key, b]._asdict() for b in self.profile.cuts if (key, b) in graded},
             )
-            for index, (request, completion, text) in enumerate(drawn)
+            for key, completion in zip(keys, completions, strict=True)
         ]
+
+    def _seed(self, key: SampleKey) -> int:
+        return derive_seed(self.profile.seed, key.problem, key.sample)
 
 
 def _results(evaluation: Evaluation, name: str, settings: dict[str, Any], samples: SampleFile) -> dict[str, Any]:
     """Return the results of all that the folder holds whole, also from earlier commands."""
-    targets, benchmarks = list(settings["targets"]), settings["benchmarks"]
+    targets, benchmarks = settings["targets"], settings["benchmarks"]
     graded = {
         sample.key: {budget: sample.at_budget(budget) for budget in evaluation.profile.cuts}
         for sample in samples
@@ -248,15 +221,12 @@ def _results(evaluation: Evaluation, name: str, settings: dict[str, Any], sample
         problems[key.benchmark][key.problem] = None
     problems |= {loaded.name: dict.fromkeys(p.id for p in loaded.problems) for loaded in evaluation.benchmarks}
     whole = {name: list(ids) for name, ids in problems.items() if len(ids) == benchmarks[name]["problems"]}
-    trials = gather(graded, whole, evaluation.profile.samples)
-    order = list(problems)
-    ordered = sorted(trials, key=lambda t: (order.index(t.benchmark), t.budget, targets.index(t.target)))
     return {
         "schema": SCHEMA,
         "name": name,
         "opasd": metadata.version("opasd"),
         "settings": {name: value for name, value in settings.items() if name not in GROWING},
-        "targets": settings["targets"],
+        "targets": targets,
         "benchmarks": benchmarks,
-        **build({trial: trials[trial] for trial in ordered}),
+        **build(gather(graded, whole, list(targets), evaluation.profile.samples)),
     }

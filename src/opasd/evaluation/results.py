@@ -13,7 +13,7 @@ from opasd.evaluation.samples import GradedSample, SampleKey
 from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
 from opasd.evaluation.statistics import estimates, macro_average, paired_difference
 from opasd.grading.verdict import VERDICTS
-from opasd.rounding import fixed, per_cent
+from opasd.rounding import fixed, per_cent, with_interval
 
 SCHEMA = 1
 
@@ -33,21 +33,22 @@ Columns = Mapping[str, list[float]]
 
 
 def gather(
-    samples: Mapping[SampleKey, Mapping[int, GradedSample]], problems: Mapping[str, Sequence[str]], count: int
+    samples: Mapping[SampleKey, Mapping[int, GradedSample]],
+    problems: Mapping[str, Sequence[str]],
+    targets: Sequence[str],
+    count: int,
 ) -> dict[Trial, dict[str, list[GradedSample]]]:
     """Group graded samples by trial; leave out a trial that lacks one of `count` samples of any problem."""
     trials: dict[Trial, dict[str, list[GradedSample]]] = {}
     budgets = next(iter(samples.values()), {})
-    for target, benchmark in dict.fromkeys((key.target, key.benchmark) for key in samples):
-        keys = {
-            problem: [SampleKey(target, benchmark, problem, number) for number in range(count)]
-            for problem in problems.get(benchmark, ())
-        }
-        if keys and all(key in samples for key in chain.from_iterable(keys.values())):
-            for budget in budgets:
-                trials[Trial(target, benchmark, budget)] = {
-                    problem: [samples[key][budget] for key in own] for problem, own in keys.items()
-                }
+    for benchmark, ids in problems.items():
+        for trial in (Trial(target, benchmark, budget) for budget in budgets for target in targets):
+            keys = {
+                problem: [SampleKey(trial.target, benchmark, problem, number) for number in range(count)]
+                for problem in ids
+            }
+            if all(key in samples for key in chain.from_iterable(keys.values())):
+                trials[trial] = {problem: [samples[key][trial.budget] for key in own] for problem, own in keys.items()}
     return trials
 
 
@@ -184,8 +185,7 @@ def table(evaluation: Mapping[str, Any]) -> str:
 
 def _points(value: Mapping[str, float], *, sign: bool = False) -> str:
     """Return percentage points: mean [low, high]."""
-    mean, low, high = (fixed(per_cent(value[part]), 1, sign=sign) for part in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"
+    return with_interval((per_cent(value[part]) for part in ("mean", "low", "high")), sign=sign)
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
