@@ -81,7 +81,11 @@ class Batch:
             self._prepare()
             self._send()
             if not self.running and self._given_up():
-                raise EngineError(self._nobody_answers())
+                reasons = "; ".join(f"{server.url}: {server.failed_as}" for server in self.engine.servers)
+                raise EngineError(
+                    f"no vLLM server answers, after {self.engine.settings.retries + 1} tries each: {reasons}. Start "
+                    f"them, or correct {self.engine.addresses}"
+                )
             self._collect()
         return [self.completions[number] for number in range(len(self.prompts))]
 
@@ -134,19 +138,15 @@ class Batch:
         done, _ = wait(self.running, timeout=pause, return_when=FIRST_COMPLETED)
         for future in done:
             server, number, epoch = self.running.pop(future)
-            if number is None:
-                self._prepared(future, server)
-            else:
+            if number is not None:
                 self._answered(future, server, number, epoch)
-
-    def _prepared(self, future: Future[str], server: Server) -> None:
-        server.preparing = False
-        try:
-            server.base = future.result()
-        except Unavailable as error:
-            server.fail(str(error), self.engine.settings)
-        else:
-            server.ready = True
+                continue
+            server.preparing = False
+            try:
+                server.base = future.result()
+                server.ready = True
+            except Unavailable as error:
+                server.fail(str(error), self.engine.settings)
 
     def _answered(self, future: Future[Completion], server: Server, number: int, epoch: int) -> None:
         server.under_way -= 1
@@ -165,10 +165,3 @@ class Batch:
         else:
             if epoch == server.epoch:
                 server.failures = 0
-
-    def _nobody_answers(self) -> str:
-        reasons = "; ".join(f"{server.url}: {server.failed_as}" for server in self.engine.servers)
-        return (
-            f"no vLLM server answers, after {self.engine.settings.retries + 1} tries each: {reasons}. Start them, or "
-            f"correct {self.engine.addresses}"
-        )

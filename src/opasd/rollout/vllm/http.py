@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key for servers that require one."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Options, where the system has them, that notice within about a minute that the other machine has vanished."""
 
 
 class Unavailable(Exception):
@@ -29,28 +30,33 @@ class Refused(Exception):
 class Client:
     """Calls one server; threads may share it."""
 
-    def __init__(self, url: str, connect_timeout: float) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self._address = (parts.hostname, parts.port)
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
-        self.connect_timeout = connect_timeout
+    def __init__(self, url: str, timeout: float) -> None:
+        """`timeout` is that of a connection and of short calls."""
+        address = urlsplit(url)
+        assert address.hostname is not None
+        self._address = (address.hostname, address.port)
+        self._kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        self._root = address.path.rstrip("/").removesuffix("/v1")
+        self._timeout = timeout
         self._open: set[http.client.HTTPConnection] = set()
         self._lock = threading.Lock()
 
-    def call(self, path: str, body: Any = None, *, timeout: float) -> Any:
+    def call(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """Return the answer to a GET, or to a POST if there is a body."""
+        timeout = timeout or self._timeout
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        connection = self._kind(*self._address, timeout=self.connect_timeout)
+        connection = self._kind(*self._address, timeout=self._timeout)
         with self._lock:
             self._open.add(connection)
         try:
             connection.connect()
             assert connection.sock is not None
-            _keep_alive(connection.sock)
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEP_ALIVE.items():
+                if hasattr(socket, option):
+                    connection.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
             connection.sock.settimeout(timeout)
             connection.request(
                 "GET" if body is None else "POST", self._root + path, body and json.dumps(body), headers=headers
@@ -105,11 +111,3 @@ def _describe(error: Exception, timeout: float) -> str:
     if isinstance(error, ConnectionError | http.client.HTTPException):
         return "the connection was cut"
     return str(error) or type(error).__name__
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Notice within about a minute that the other machine has vanished."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        if (option := getattr(socket, name, None)) is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)

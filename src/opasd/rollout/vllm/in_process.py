@@ -128,8 +128,13 @@ class VLLMEngine(ServingEngine):
             if old is not None:
                 self.student.forget(Path(old.lora_path))
         elif self.weights is not None:
+            check_whole(self.weights)
             self._wake()
-            self._copy_weights(self.weights)
+            weights = ((name, parameter.detach()) for name, parameter in self.weights.named_parameters())
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            if not self._on_gpu:
+                self._llm.apply_model(_pack_heads)
+            self._llm.reset_prefix_cache()
 
     def use_adapter(self, path: Path | None) -> None:
         if path is not None:
@@ -178,14 +183,6 @@ class VLLMEngine(ServingEngine):
         if output.logprobs is not None:
             logprobs = [options[token].logprob for token, options in zip(ids, output.logprobs, strict=True)]
         return Completion.ended(ids, self.stop, logprobs=logprobs)
-
-    def _copy_weights(self, model: nn.Module) -> None:
-        check_whole(model)
-        weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        if not self._on_gpu:
-            self._llm.apply_model(_pack_heads)
-        self._llm.reset_prefix_cache()
 
     def _wake(self) -> None:
         if self._asleep:

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,6 @@ from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
 _PREFIX = "opasd-"
 _REMEMBERED = 8
 """Names of replaced adapters that are still unloaded from a server that was away."""
-
-
-@dataclass(frozen=True)
-class _Adapter:
-    name: str
-    path: str
 
 
 class ServerEngine(ServingEngine):
@@ -61,9 +54,12 @@ class ServerEngine(ServingEngine):
         self.vocabulary = int(getattr(base.config.get_text_config(), "vocab_size", None) or 2**31)
         self.student = student
         self.configured = configured
+        self.addresses = "rollout.servers.urls" if configured else "--server"
+        """The setting that has the servers' addresses."""
         self.settings = config.servers
         self.servers = [Server(url, config.servers) for url in config.servers.urls]
-        self._adapter: _Adapter | None = None
+        self._adapter: dict[str, str] | None = None
+        """The request that loads the current adapter."""
         self._replaced: list[str] = []
 
     @classmethod
@@ -96,32 +92,29 @@ class ServerEngine(ServingEngine):
             return
         path = _from_first(self.student.write)
         old = self._adapter
-        self._switch(_Adapter(f"{_PREFIX}{path.parent.name}-{path.name}", str(path)))
+        self._switch(f"{_PREFIX}{path.parent.name}-{path.name}", path)
         if old is not None:
-            self.student.forget(Path(old.path))
+            self.student.forget(Path(old["lora_path"]))
 
     def use_adapter(self, path: Path | None) -> None:
         if path is not None:
             check_folder(path)
-        name = f"{_PREFIX}{secrets.token_hex(8)}"
-        self._switch(None if path is None else _Adapter(name, str(path.absolute())))
+        self._switch(f"{_PREFIX}{secrets.token_hex(8)}", path)
 
     def close(self) -> None:
         """Unload the last adapters from the servers that answer, and remove the files."""
-        self._switch(None)
+        self._switch("", None)
         for server in self.servers:
-            for name in self._replaced:
-                try:
+            with suppress(Unavailable):
+                for name in self._replaced:
                     self._unload(server, name)
-                except Unavailable:
-                    break
         if self.student is not None:
             self.student.close()
 
-    def _switch(self, adapter: _Adapter | None) -> None:
+    def _switch(self, name: str, path: Path | None) -> None:
         if self._adapter is not None:
-            self._replaced = [*self._replaced[-_REMEMBERED:], self._adapter.name]
-        self._adapter = adapter
+            self._replaced = [*self._replaced[-_REMEMBERED:], self._adapter["lora_name"]]
+        self._adapter = None if path is None else {"lora_name": name, "lora_path": str(path.absolute())}
         for server in self.servers:
             server.ready = False
 
@@ -143,12 +136,10 @@ class ServerEngine(ServingEngine):
     def prepare(self, server: Server) -> str:
         """Check that a server is up and fits, give it the current adapter, and return the name of its base."""
         try:
-            models = server.client.call("/v1/models", timeout=self.settings.probe_timeout)
+            base, longest, names = read_models(server.client.call("/v1/models"))
         except Refused as error:
-            raise EngineError(
-                f"{server.url} is no OpenAI-compatible server ({error}); correct {self.addresses}"
-            ) from error
-        base, longest, names = read_models(models)
+            message = f"{server.url} is no OpenAI-compatible server ({error}); correct {self.addresses}"
+            raise EngineError(message) from error
         if longest is not None and longest < self.longest:
             raise EngineError(
                 f"{server.url} takes sequences of {longest} tokens, but this run has up to {self.longest}; start it "
@@ -156,30 +147,29 @@ class ServerEngine(ServingEngine):
             )
         for name in set(self._replaced) & names:
             self._unload(server, name)
-        if self._adapter is not None and self._adapter.name not in names:
+        if self._adapter is not None and self._adapter["lora_name"] not in names:
             self._load(server, self._adapter)
         return base
 
-    def _load(self, server: Server, adapter: _Adapter) -> None:
-        body = {"lora_name": adapter.name, "lora_path": adapter.path}
+    def _load(self, server: Server, adapter: dict[str, str]) -> None:
         try:
-            server.client.call("/v1/load_lora_adapter", body, timeout=self.settings.probe_timeout)
+            server.client.call("/v1/load_lora_adapter", adapter)
         except Refused as error:
             if "already" in str(error):  # another process of this run loaded it, or an answer was lost
                 return
             raise EngineError(
-                f"{server.url} does not take the adapter in {adapter.path} ({error}); start it with --enable-lora, "
-                "a --max-lora-rank that is large enough and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, where it sees that "
-                "folder" + self.advice(" (rollout.servers.adapter_dir)")
+                f"{server.url} does not take the adapter in {adapter['lora_path']} ({error}); start it with "
+                "--enable-lora, a --max-lora-rank that is large enough and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, where "
+                "it sees that folder" + self.advice(" (rollout.servers.adapter_dir)")
             ) from error
 
     def _unload(self, server: Server, name: str) -> None:
         with suppress(Refused):  # another process of this run was first
-            server.client.call("/v1/unload_lora_adapter", {"lora_name": name}, timeout=self.settings.probe_timeout)
+            server.client.call("/v1/unload_lora_adapter", {"lora_name": name})
 
     def send(self, server: Server, prompt: list[int], request: dict[str, Any]) -> Completion:
         """Return the completion of one prompt."""
-        model = self._adapter.name if self._adapter else server.base
+        model = self._adapter["lora_name"] if self._adapter else server.base
         body = {"model": model, "prompt": prompt, "return_token_ids": True, **request}
         try:
             answer = server.client.call("/v1/completions", body, timeout=self.settings.timeout)
@@ -189,11 +179,6 @@ class ServerEngine(ServingEngine):
             raise EngineError(f"{server.url} refuses a request ({error})") from error
         ids, logprobs = read_completion(answer, model, request, server.url, self.vocabulary)
         return Completion.ended(ids, self.stop, logprobs=logprobs)
-
-    @property
-    def addresses(self) -> str:
-        """The setting that has the servers' addresses."""
-        return "rollout.servers.urls" if self.configured else "--server"
 
     def advice(self, text: str) -> str:
         """Return advice about the configuration, or nothing if there is none."""
