@@ -44,7 +44,10 @@ class AdapterExport:
         try:
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
-            self.folder, lock = _claim(root)
+            self.folder = root / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+            with staged_folder(self.folder) as staged:  # it never has its name without its lock
+                lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (`_remove` closes it)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(f"cannot keep adapters in {root}: {error.strerror}; give a folder to write to") from error
         self._end = weakref.finalize(self, _remove, self.folder, lock, os.getpid())
@@ -72,9 +75,6 @@ class AdapterExport:
     def close(self) -> None:
         """Remove all files."""
         self._end()
-
-
-# ---- what vLLM can serve --------------------------------------------------------------------------------------------
 
 
 def check_folder(path: Path) -> int:
@@ -118,9 +118,6 @@ def _refused(reason: str) -> ConfigError:
     return ConfigError(f"vLLM serves one plain LoRA adapter, but {reason}; use rollout.engine: transformers")
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
 def sweep(root: Path) -> None:
     """Remove the folders in `root` that processes left behind when they were killed."""
     for folder in root.glob(f"{PREFIX}*"):
@@ -130,15 +127,6 @@ def sweep(root: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # in use, owned by another user, or already gone
-
-
-def _claim(root: Path) -> tuple[Path, IO[str]]:
-    """Make a new folder and return it with its lock; the folder never has its name without the lock."""
-    path = root / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    with staged_folder(path) as staged:
-        lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (open for as long as the folder is in use)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return path, lock
 
 
 def _remove(folder: Path, lock: IO[str], owner: int) -> None:

@@ -57,9 +57,9 @@ class DriftCheck:
         ]
         if not rows:
             return None
-        theirs = torch.cat([torch.tensor(logprobs) for *_, logprobs in rows])
-        own = torch.cat([self._logprobs(prompt, ids) for prompt, ids, _ in rows])
-        gap = (theirs - own).abs()
+        engines = torch.cat([torch.tensor(logprobs) for *_, logprobs in rows])
+        students = torch.cat([self._logprobs(prompt, ids) for prompt, ids, _ in rows])
+        gap = (engines - students).abs()
         drift = Drift(float(gap.mean()), float(gap.max()), len(gap))
         message = (
             f"the rollout engine does not serve the student's weights: over {drift.tokens} sampled tokens its "
@@ -72,7 +72,7 @@ class DriftCheck:
         if isinstance(self.model, PeftModel):
             with self.model.disable_adapter():
                 base = torch.cat([self._logprobs(prompt, ids) for prompt, ids, _ in rows])
-            if is_closer(theirs, to=base, than_to=own):
+            if is_closer(engines, to=base, than_to=students):
                 raise EngineError(f"{message}, and are closer to those of the base without its adapter; {advice}")
         return drift
 
@@ -90,7 +90,7 @@ class DriftCheck:
 
 
 def is_closer(values: Tensor, *, to: Tensor, than_to: Tensor) -> bool:
-    """Whether `values` is `to` with some noise: at most half as far from it as from `than_to`, and for most tokens.
+    """Return whether `values` is `to` with noise: at most half as far away as `than_to`, and for most tokens.
 
     One condition alone could hold by chance: with a few large errors, or with small errors of one sign.
     """

@@ -117,7 +117,7 @@ def as_engine(sampler: Sampler) -> RolloutEngine:
     return sampler if isinstance(sampler, RolloutEngine) else _PlainEngine(sampler)
 
 
-def derive_seed(*parts: int | str) -> int:
+def derive_seed(*keys: int | str) -> int:
     """Return a seed of 63 bits for a sample, from its run seed, step, problem and number."""
-    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(json.dumps(keys).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1

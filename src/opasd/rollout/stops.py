@@ -1,7 +1,5 @@
 """The tokens that end a completion."""
 
-from typing import Any
-
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -15,11 +13,11 @@ def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None)
 
 
 def stop_ids_of_files(
-    source: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, **loading: Any
+    source: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, revision: str | None = None
 ) -> frozenset[int]:
     """Return the same for a model that is not loaded: `config` and the generation settings are read from `source`."""
     try:
-        generation = GenerationConfig.from_pretrained(source, **loading)
+        generation = GenerationConfig.from_pretrained(source, revision=revision or "main")
     except OSError:  # the model has no such file
         generation = None
     return _declared(generation, config.get_text_config(), tokenizer)

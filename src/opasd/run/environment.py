@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,8 @@ def versions() -> dict[str, str | None]:
     """Return the version of each package that matters here, None if it is not installed."""
     installed: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return installed
 
 

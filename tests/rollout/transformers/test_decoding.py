@@ -291,7 +291,7 @@ def test_attention_that_is_more_than_queries_and_keys_is_noticed():
 @pytest.mark.parametrize("given", [{"softcap": 30.0}, {"s_aux": torch.zeros(4)}, {"sliding_window": 8}])
 def test_attention_that_slots_do_not_know_is_refused(given):
     query = torch.randn(2, 4, 1, 8)
-    with pytest.raises(slots.SlotsError):
+    with pytest.raises(NotImplementedError, match="its attention has"):
         slots.slots_attention(torch.nn.Module(), query, query, query, torch.zeros(2, 1, 1, 1).long(), **given)
 
 

@@ -200,7 +200,9 @@ def decode_in_slots(
             prompt_in.update(zip(slots, chosen, strict=True))
             steps_in.update(dict.fromkeys(slots, 0))
         remaining = limit - min(steps_in.values())
-        fewer = _fewer_rows(rows, len(prompt_in))
+        fewer = rows
+        while len(prompt_in) <= fewer // 2 and fewer > MIN_ROWS:
+            fewer = (fewer + 1) // 2
         if not waiting and fewer < rows and remaining >= SHRINK_STEPS:
             sources = [slot for slot in prompt_in if slot >= fewer]
             targets = [slot for slot in range(fewer) if slot not in prompt_in][: len(sources)]
@@ -216,13 +218,6 @@ def decode_in_slots(
         steps_in = {slot: count + steps for slot, count in steps_in.items() if not done[slot]}
         if ended:
             yield from zip([prompt_in.pop(slot) for slot in ended], decoder.completions(ended), strict=True)
-
-
-def _fewer_rows(rows: int, active: int) -> int:
-    """Halve the number of rows for as long as the active ones fit and fewer rows are faster."""
-    while active <= rows // 2 and rows > MIN_ROWS:
-        rows = (rows + 1) // 2
-    return rows
 
 
 def _rows_in_memory(model: PreTrainedModel, plan: SlotPlan, length: int, sampling: SamplingConfig) -> int:
@@ -260,6 +255,9 @@ def make_slot_plan(model: PreTrainedModel) -> SlotPlan | str:
     ).double()
     if not bool(expected_BV.isfinite().all()):
         return NOT_FINITE
+    # How far two correct computations may be apart: every layer loses precision.
+    rounded = model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    tolerance = 0.1 if model.dtype.itemsize < 4 else 1e-2 if rounded else 1e-3
     reason = ""
     for fuse in (True, False) if kernels_available(model.device) else (False,):
         graphs = GraphCapture(model.device, enabled=model.device.type == "cuda" and not _has_hooks(model))
@@ -276,17 +274,10 @@ def make_slot_plan(model: PreTrainedModel) -> SlotPlan | str:
             reason = f"{type(error).__name__}: {error}"
             continue
         error = float((logits_BV - expected_BV).norm() / expected_BV.norm())
-        if error <= _tolerance(model):
+        if error <= tolerance:
             return plan
         reason = f"its logits would be off by {error:.1e}"
     return reason
-
-
-def _tolerance(model: PreTrainedModel) -> float:
-    """Return how far the logits of two correct computations may be apart: every layer loses precision."""
-    if model.dtype.itemsize < 4:
-        return 0.1
-    return 1e-2 if model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest" else 1e-3
 
 
 def _waits(decoder: Decoder) -> bool:

@@ -62,9 +62,6 @@ def is_ligers(function: Callable[..., Any]) -> bool:
     return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
-# ---- norms ----------------------------------------------------------------------------------------------------------
-
-
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return the fused forward of an RMS norm, or None for any other module."""
     from opasd.rollout.transformers import kernels
@@ -80,9 +77,6 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     key = (type(module), weight.dtype, weight.device)
     return forward if _agree(key, forward, module, weight, (3, 1, weight.shape[0])) else None
-
-
-# ---- rotary embeddings ----------------------------------------------------------------------------------------------
 
 
 def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,9 +102,6 @@ def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(query, key, cos, sin, *args, **kwargs)
 
     return apply
-
-
-# ---- adapters -------------------------------------------------------------------------------------------------------
 
 
 def _adapted(module: nn.Module, rounded: RoundedAdapters) -> Callable[[Tensor], Tensor] | None:

@@ -23,10 +23,6 @@ _UNSUPPORTED = ("softcap", "s_aux", "sliding_window", "position_bias", "cu_seq_l
 """Arguments of attention functions that `slots_attention` cannot honour."""
 
 
-class SlotsError(Exception):
-    """The model's attention cannot run over slots."""
-
-
 TokenState = tuple[Tensor, Tensor]
 """Keys [1, K, 1, D] and values that one layer stores for a token."""
 
@@ -115,9 +111,6 @@ def fits(config: PreTrainedConfig) -> bool:
     return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)
 
 
-# ---- attention ------------------------------------------------------------------------------------------------------
-
-
 def slots_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
@@ -125,10 +118,10 @@ def slots_attention(
     """Attend from one new token in each row; `attention_mask` [B, 1, 1, 1] holds the rows' last positions."""
     unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if unsupported or dropout or query.shape[2] != 1:
-        raise SlotsError(f"its attention has {', '.join(unsupported) or 'dropout or several queries'}")
+        raise NotImplementedError(f"its attention has {', '.join(unsupported) or 'dropout or several queries'}")
     last = attention_mask
     if last is None or last.shape != (query.shape[0], 1, 1, 1) or last.dtype != torch.long:
-        raise SlotsError("it changes a prepared attention mask")
+        raise NotImplementedError("it changes a prepared attention mask")
     scaling = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     if kernels_available(query.device):
         from opasd.rollout.transformers import kernels

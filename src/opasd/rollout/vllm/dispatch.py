@@ -101,10 +101,13 @@ class Batch:
                 self.running[self.pool.submit(self.engine.prepare, server)] = (server, None, server.epoch)
 
     def _send(self) -> None:
-        limit = self._limit()
-        while self.waiting and (server := self._least_busy(limit)) is not None:
-            number = self.waiting.popleft()
+        """Send each waiting request to the server with the fewest under way; equal servers take turns."""
+        servers, limit = self.engine.servers, self._limit()
+        while self.waiting and (able := [server for server in servers if server.ready and server.under_way < limit]):
+            server = min(able, key=lambda server: (server.under_way, server.last_used))
+            server.last_used = max(other.last_used for other in servers) + 1
             server.under_way += 1
+            number = self.waiting.popleft()
             future = self.pool.submit(self.engine.send, server, self.prompts[number], self.requests[number])
             self.running[future] = (server, number, server.epoch)
 
@@ -116,15 +119,6 @@ class Batch:
             return self.engine.config.max_batch
         share = -(-len(self.prompts) // (len(expected) + sum(server.ready for server in servers)))
         return min(share, self.engine.config.max_batch)
-
-    def _least_busy(self, limit: int) -> Server | None:
-        """Return the server for the next request, with fewer than `limit` under way; equal servers take turns."""
-        able = [server for server in self.engine.servers if server.ready and server.under_way < limit]
-        if not able:
-            return None
-        server = min(able, key=lambda server: (server.under_way, server.last_used))
-        server.last_used = max(other.last_used for other in self.engine.servers) + 1
-        return server
 
     def _collect(self) -> None:
         """Wait for the next answer, or until a server is due to be asked or waited for no longer."""

@@ -159,7 +159,7 @@ class ServerEngine(ServingEngine):
                 return
             raise EngineError(
                 f"{server.url} does not take the adapter in {adapter['lora_path']} ({error}); start it with "
-                "--enable-lora, a --max-lora-rank that is large enough and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, where "
+                "--enable-lora, a large enough --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, where "
                 "it sees that folder" + self.advice(" (rollout.servers.adapter_dir)")
             ) from error
 

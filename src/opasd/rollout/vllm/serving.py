@@ -51,23 +51,19 @@ class ServedBase:
                 f"rollout.engine: {engine} samples from the whole base, but the student's is quantized; use "
                 "model.adaptation: lora or full, or rollout.engine: transformers"
             )
-        commit = getattr(base.config, "_commit_hash", None)
-        is_remote_code = type(base).__module__.startswith("transformers_modules")
-        return cls(
-            base.name_or_path or "",
-            base.config,
-            stop_ids(model, tokenizer),
-            ({"revision": commit} if commit else {}) | ({"trust_remote_code": True} if is_remote_code else {}),
-        )
+        loading = {
+            "revision": getattr(base.config, "_commit_hash", None),
+            "trust_remote_code": type(base).__module__.startswith("transformers_modules"),
+        }
+        return cls(base.name_or_path or "", base.config, stop_ids(model, tokenizer), loading)
 
     @classmethod
     def of_files(cls, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Describe a base that is not loaded here."""
         source = model_source(model)
-        loading: dict[str, Any] = {"revision": model.revision} if model.revision else {}
-        loading |= {"trust_remote_code": True} if model.trust_remote_code else {}
+        loading = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
         config = AutoConfig.from_pretrained(source, **loading)
-        return cls(source, config, stop_ids_of_files(source, config, tokenizer, **loading), loading)
+        return cls(source, config, stop_ids_of_files(source, config, tokenizer, model.revision), loading)
 
 
 class ServingEngine(AdapterEngine):
