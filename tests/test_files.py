@@ -106,13 +106,13 @@ def test_nothing_appended_is_nothing(lines):
 def test_a_failed_rewrite_leaves_the_old_file(lines):
     lines.append({"step": 1})
     with pytest.raises(TypeError):
-        lines.replace(iter([{"step": 2}, {"step": 3, "odd": object()}]))
+        lines.replace(iter([{"step": 2}, {"step": 3, "bad": object()}]))
     assert list(lines) == [{"step": 1}]
 
 
 def test_a_row_that_cannot_be_written_leaves_no_part_behind(lines):
     with pytest.raises(TypeError):
-        lines.append({"step": 1}, {"step": 2, "odd": object()})
+        lines.append({"step": 1}, {"step": 2, "bad": object()})
     assert list(lines) == []
 
 

@@ -30,6 +30,6 @@ def test_a_mean_of_twelfths_is_a_tie_where_it_is_one():
     assert fixed(per_cent(math.fsum(gains) / 1000), 1, sign=True) == "+0.5"
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-def test_no_number_stays_none(odd):
-    assert fixed(per_cent(odd), 1) == "–"
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_number_stays_none(value):
+    assert fixed(per_cent(value), 1) == "–"

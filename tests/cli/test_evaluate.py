@@ -170,7 +170,7 @@ def test_a_server_that_gives_tokens_of_no_vocabulary(here: Path, caplog: pytest.
         mad.set(faults=odd * 50)
         sound.hold()  # or it has answered all before the other is asked
         servers = ["--server", sound.url, "--server", mad.url]
-        with released(sound, once=lambda: mad.asked(1)):
+        with released(sound, once=lambda: mad.received(1)):
             assert evaluate("lab", "--engine", "vllm_server", *servers, "--problems", "6", "--output", "e") == 0
     drawn = list(SampleFile(here / "e" / "samples.jsonl"))
     assert len(drawn) == 6

@@ -1,4 +1,4 @@
-"""The drift check: log-probabilities as a loop would compute them, and an engine that missed an update is found."""
+"""The drift check: log-probabilities as a loop would compute them, and an engine that missed an update is noticed."""
 
 import copy
 import math
@@ -22,11 +22,11 @@ IDS = [(11, 12, 13, 14), (21, 22)]
 @torch.no_grad()
 def logprobs(model, prompt, ids):
     """Token by token, each from its own forward."""
-    found = []
-    for place, token in enumerate(ids):
-        logits = model(torch.tensor([[*prompt, *ids[:place]]])).logits[0, -1]
-        found.append(float(logits.log_softmax(-1)[token]))
-    return tuple(found)
+    values = []
+    for index, token in enumerate(ids):
+        logits = model(torch.tensor([[*prompt, *ids[:index]]])).logits[0, -1]
+        values.append(float(logits.log_softmax(-1)[token]))
+    return tuple(values)
 
 
 def completions(model, shift=0.0):
@@ -47,9 +47,9 @@ def test_the_same_weights_do_not_drift():
 
 def test_the_gap_is_the_mean_and_the_largest_difference():
     model = make_model("qwen3")
-    given = completions(model)
-    given[1] = Completion(IDS[1], "length", tuple(p + 0.3 for p in logprobs(model, PROMPTS[1], IDS[1])))
-    drift = DriftCheck(model, DriftConfig(tolerance=1), half=False)(PROMPTS, given)
+    shifted = completions(model)
+    shifted[1] = Completion(IDS[1], "length", tuple(p + 0.3 for p in logprobs(model, PROMPTS[1], IDS[1])))
+    drift = DriftCheck(model, DriftConfig(tolerance=1), half=False)(PROMPTS, shifted)
     assert drift is not None
     assert drift.mean == pytest.approx(0.1, abs=1e-5)
     assert drift.largest == pytest.approx(0.3, abs=1e-5)
@@ -76,14 +76,14 @@ def test_too_much_stops(shift):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_old_weights_show_through_noise(seed):
-    """Noise of a third of the change: an engine with the old weights is found, one with the new never accused."""
+    """Noise of a third of the change: an engine with the old weights is noticed, an engine with the new ones never."""
     generator = torch.Generator().manual_seed(seed)
     old, change, noise = torch.randn(3, 256, generator=generator)
     new = old + 0.03 * change
     assert is_closer(old + 0.01 * noise, to=old, than_to=new)
     assert is_closer(old, to=old, than_to=new)
-    for found in (new, new + 0.01 * noise, new + 0.1 * noise**3, new - 0.01 * change):
-        assert not is_closer(found, to=old, than_to=new)
+    for values in (new, new + 0.01 * noise, new + 0.1 * noise**3, new - 0.01 * change):
+        assert not is_closer(values, to=old, than_to=new)
     assert not is_closer(old + 0.01 * noise, to=old, than_to=old), "before the first update both are the same"
     biased = old - 0.001 + 1e-4 * change.abs()  # rounding with one sign, larger than the change
     assert not is_closer(biased, to=old, than_to=old + 1e-4 * change.abs())
@@ -139,10 +139,10 @@ class CopyEngine(RolloutEngine):
 
     def generate(self, prompts, sampling, seeds, *, measured=0):
         self.hand_over()
-        found = self.engine.generate(prompts, sampling, seeds)
+        completions = self.engine.generate(prompts, sampling, seeds)
         return [
             Completion(c.ids, c.finish_reason, logprobs(self.engine.model, prompt, c.ids) if i < measured else None)
-            for i, (prompt, c) in enumerate(zip(prompts, found, strict=True))
+            for i, (prompt, c) in enumerate(zip(prompts, completions, strict=True))
         ]
 
 
@@ -165,7 +165,7 @@ def test_a_run_on_stale_weights_stops(tmp_path):
     with pytest.raises(EngineError, match="does not serve the student's weights"):
         train(tmp_path, updates=1, every=3, rollouts=4)
     steps = [row for row in (tmp_path / "metrics.jsonl").read_text().splitlines() if "grad_norm" in row]
-    assert len(steps) == 3, "found at the first check after the engine went stale"
+    assert len(steps) == 3, "noticed at the first check after the engine went stale"
 
 
 def test_an_unchecked_run_would_not_notice(tmp_path):

@@ -57,8 +57,8 @@ def test_parts_are_kept_apart():
 
 
 @given(PARTS, PARTS)
-def test_seed_of_anything(one, other):
-    seed = derive_seed(*one)
+def test_seed_of_anything(keys, others):
+    seed = derive_seed(*keys)
     assert 0 <= seed < 2**63
-    assert seed == derive_seed(*one)
-    assert (seed == derive_seed(*other)) == (one == other)
+    assert seed == derive_seed(*keys)
+    assert (seed == derive_seed(*others)) == (keys == others)

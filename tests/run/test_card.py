@@ -46,10 +46,10 @@ def test_any_name_of_a_base_survives(name):
 def test_first_and_last_steps_are_averaged():
     """Over a quarter of the steps, 20 at most."""
     rows = [make_row(step, **{"rollout/accuracy": step / 10}) for step in range(1, 9)]
-    found = table(model_card(make_config(), rows))
-    assert found["loss"] == ["0.7500", f"{(1 / 7 + 1 / 8) / 2:.4f}"]
-    assert found["rollout accuracy"] == ["0.150", "0.750"]
-    assert "token loss" not in found
+    cells = table(model_card(make_config(), rows))
+    assert cells["loss"] == ["0.7500", f"{(1 / 7 + 1 / 8) / 2:.4f}"]
+    assert cells["rollout accuracy"] == ["0.150", "0.750"]
+    assert "token loss" not in cells
     many = [make_row(1, loss=float(step >= 20)) for step in range(200)]
     assert table(model_card(make_config(), many))["loss"] == ["0.0000", "1.0000"]
 

@@ -160,9 +160,9 @@ def test_names_of_embedded_things_are_no_paths_and_a_models_folder_is_one(tmp_pa
             "validation_data": {"a": {"source": "lab"}},
         }
     )
-    found = with_absolute_paths(config)
-    assert found.model.name_or_path == str(tmp_path / "arithmetic")
-    assert (found.data.source, found.validation_data["a"].source) == ("arithmetic", "lab")
+    absolute = with_absolute_paths(config)
+    assert absolute.model.name_or_path == str(tmp_path / "arithmetic")
+    assert (absolute.data.source, absolute.validation_data["a"].source) == ("arithmetic", "lab")
     lab = config.model_copy(update={"model": config.model.model_copy(update={"name_or_path": "lab"})})
     assert with_absolute_paths(lab).model.name_or_path == "lab"
 

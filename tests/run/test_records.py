@@ -19,8 +19,8 @@ def test_rewinding_keeps_what_is_not_later(rows, step):
         records = Records(Path(folder) / "rows.jsonl")
         records.append(*rows)
         records.rewind(step)
-        kept = [row for row in rows if row["step"] <= step]
-        assert list(records) == kept
+        earlier = [row for row in rows if row["step"] <= step]
+        assert list(records) == earlier
         content = records.path.read_bytes()
         records.rewind(step)
         assert records.path.read_bytes() == content

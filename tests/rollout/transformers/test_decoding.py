@@ -51,7 +51,9 @@ def test_slots_give_the_tokens_of_generate():
     model, prompts = exact_model("qwen3"), make_prompts()
     expected = [reference(model, prompt) for prompt in prompts]
     stop = frozenset({expected[0][3], expected[1][6], expected[2][1]})
-    assert [found.ids for found in in_slots(model, prompts, GREEDY, stop)] == [cut(ids, stop) for ids in expected]
+    assert [completion.ids for completion in in_slots(model, prompts, GREEDY, stop)] == [
+        cut(ids, stop) for ids in expected
+    ]
 
 
 @settings(max_examples=15)
@@ -87,8 +89,8 @@ def test_rows_get_fewer_as_they_end(monkeypatch):
     model, prompts, rows = exact_model("qwen3"), make_prompts(LENGTHS), []
     advance = decoding.Decoder.advance
     monkeypatch.setattr(decoding.Decoder, "advance", lambda self, count: (rows.append(count), advance(self, count)))
-    found = in_slots(model, prompts, max_batch=256)
-    ends = [len(completion.ids) for completion in found]
+    completions = in_slots(model, prompts, max_batch=256)
+    ends = [len(completion.ids) for completion in completions]
     assert len(rows) == max(ends)
     for step, count in enumerate(rows):
         going = sum(end > step for end in ends)
@@ -134,11 +136,11 @@ def test_a_row_without_a_distribution_spoils_no_other(max_batch, sampling):
     with torch.no_grad():
         model.model.embed_tokens.weight[poison] = math.nan
     expected = padded(model, prompts, sampling)
-    found = in_slots(model, prompts, sampling, max_batch=max_batch)
-    assert [found[i].finish_reason for i in (3, 6)] == ["error", "error"]
-    assert [len(found[i].ids) for i in (3, 6)] == [1, 1]
+    completions = in_slots(model, prompts, sampling, max_batch=max_batch)
+    assert [completions[i].finish_reason for i in (3, 6)] == ["error", "error"]
+    assert [len(completions[i].ids) for i in (3, 6)] == [1, 1]
     others = [i for i in range(len(prompts)) if i not in (3, 6)]
-    assert [found[i] for i in others] == [expected[i] for i in others]
+    assert [completions[i] for i in others] == [expected[i] for i in others]
 
 
 def test_broken_weights_are_not_tried_in_slots():
@@ -186,7 +188,7 @@ def test_other_errors_are_not_tried_again(way):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError(CUDNN)])
 def test_a_trial_without_memory_is_no_reason_against_slots(error):
-    """What was found out about a model is kept; a GPU that is full for a moment says nothing about it."""
+    """The verdict on a model lasts; a GPU that is full for a moment says nothing about it."""
     model = exact_model("qwen3")
 
     def full(_module, _args, kwargs):
@@ -288,11 +290,11 @@ def test_attention_that_is_more_than_queries_and_keys_is_noticed():
     assert "off by" in plan
 
 
-@pytest.mark.parametrize("given", [{"softcap": 30.0}, {"s_aux": torch.zeros(4)}, {"sliding_window": 8}])
-def test_attention_that_slots_do_not_know_is_refused(given):
+@pytest.mark.parametrize("options", [{"softcap": 30.0}, {"s_aux": torch.zeros(4)}, {"sliding_window": 8}])
+def test_attention_that_slots_do_not_know_is_refused(options):
     query = torch.randn(2, 4, 1, 8)
     with pytest.raises(NotImplementedError, match="its attention has"):
-        slots.slots_attention(torch.nn.Module(), query, query, query, torch.zeros(2, 1, 1, 1).long(), **given)
+        slots.slots_attention(torch.nn.Module(), query, query, query, torch.zeros(2, 1, 1, 1).long(), **options)
 
 
 def test_where_slots_are_not_even_tried():
@@ -365,8 +367,8 @@ def test_graphs_give_the_tokens_of_generate(name, adapted):
         expected = gpu_reference(model, prompts, limit)
         engine.stop = frozenset({expected[0][3], expected[1][30]})
         for engine.max_batch in (256, 2) if not how else (256,):
-            found = engine.generate(prompts, sampling, range(len(prompts)))
-            assert [completion.ids for completion in found] == [cut(ids, engine.stop) for ids in expected]
+            completions = engine.generate(prompts, sampling, range(len(prompts)))
+            assert [completion.ids for completion in completions] == [cut(ids, engine.stop) for ids in expected]
 
 
 @pytest.mark.gpu

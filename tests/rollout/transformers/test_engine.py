@@ -40,8 +40,8 @@ def reference(model, prompt, limit=12) -> tuple[int, ...]:
 
 
 def cut(ids, stop) -> tuple[int, ...]:
-    """The ids up to the first stop token, which is kept."""
-    ends = [place + 1 for place, token in enumerate(ids) if token in stop]
+    """The ids up to the first stop token, included."""
+    ends = [index + 1 for index, token in enumerate(ids) if token in stop]
     return tuple(ids[: ends[0]] if ends else ids)
 
 
@@ -58,8 +58,8 @@ def test_greedy_tokens_are_those_of_generate(family, monkeypatch):
     stop = frozenset({expected[0][3], expected[1][6], expected[2][1]})
     for compact_below in (0.0, 1.1):
         monkeypatch.setattr(padded, "COMPACT_BELOW", compact_below)
-        found = TransformersEngine(model, stop).generate(prompts, GREEDY, range(5))
-        assert [completion.ids for completion in found] == [cut(ids, stop) for ids in expected]
+        completions = TransformersEngine(model, stop).generate(prompts, GREEDY, range(5))
+        assert [completion.ids for completion in completions] == [cut(ids, stop) for ids in expected]
     assert len(set(expected)) > 1
 
 
@@ -118,13 +118,13 @@ def test_every_declared_end_stops_and_is_kept():
     model, prompts = exact_model("qwen3"), make_prompts()
     free = [completion.ids for completion in alone(model, prompts, RANDOM)]
     stop = frozenset({free[0][0], free[1][4], free[3][11]})
-    found = TransformersEngine(model, stop).generate(prompts, RANDOM, range(5))
-    assert [completion.ids for completion in found] == [cut(ids, stop) for ids in free]
-    for completion in found:
+    completions = TransformersEngine(model, stop).generate(prompts, RANDOM, range(5))
+    assert [completion.ids for completion in completions] == [cut(ids, stop) for ids in free]
+    for completion in completions:
         assert completion.finish_reason == ("stop" if completion.ids[-1] in stop else "length")
         assert completion.finish_reason == "stop" or len(completion.ids) == RANDOM.max_new_tokens
-    assert {completion.finish_reason for completion in found} == {"stop", "length"}
-    assert found[3].finish_reason == "stop"  # in its very last token
+    assert {completion.finish_reason for completion in completions} == {"stop", "length"}
+    assert completions[3].finish_reason == "stop"  # in its very last token
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
@@ -146,8 +146,8 @@ def test_nothing_is_computed_after_the_last_end(monkeypatch):
     free = [completion.ids for completion in alone(model, prompts, GREEDY)]
     stop = frozenset(ids[2] for ids in free[:4])
     calls.clear()
-    found = TransformersEngine(model, stop).generate(prompts, GREEDY, range(5))
-    ends = [len(completion.ids) for completion in found]
+    completions = TransformersEngine(model, stop).generate(prompts, GREEDY, range(5))
+    ends = [len(completion.ids) for completion in completions]
     assert len(calls) == max(ends)
     # A decoding step carries at most the rows that were still going, over the share that triggers a compaction.
     for step, (rows, _) in enumerate(calls[1:], 1):
@@ -235,7 +235,7 @@ def test_the_weights_of_the_moment_are_sampled():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("sampling", [GREEDY, RANDOM])
 def test_a_row_without_a_distribution_ends_as_an_error(value, sampling):
-    """It keeps a token at the bad position, so that the loss is asked for it; its neighbours go on."""
+    """It keeps a token at the bad position, so that the loss looks at it; its neighbours continue."""
     model, prompts = exact_model("qwen3"), make_prompts()
     expected = alone(model, prompts, sampling)
     steps = itertools.count()
@@ -245,20 +245,20 @@ def test_a_row_without_a_distribution_ends_as_an_error(value, sampling):
             output.logits[1] = value  # rows are sorted by length: the second longest prompt
 
     model.register_forward_hook(spoil)
-    found = TransformersEngine(model, NO_STOP).generate(prompts, sampling, range(5))
-    assert found[1].finish_reason == "error"
-    assert found[1].ids[:4] == expected[1].ids[:4]
-    assert len(found[1].ids) == 5
-    assert 0 <= found[1].ids[4] < VOCABULARY
-    assert [found[i] for i in (0, 2, 3, 4)] == [expected[i] for i in (0, 2, 3, 4)]
+    completions = TransformersEngine(model, NO_STOP).generate(prompts, sampling, range(5))
+    assert completions[1].finish_reason == "error"
+    assert completions[1].ids[:4] == expected[1].ids[:4]
+    assert len(completions[1].ids) == 5
+    assert 0 <= completions[1].ids[4] < VOCABULARY
+    assert [completions[i] for i in (0, 2, 3, 4)] == [expected[i] for i in (0, 2, 3, 4)]
 
 
 def test_broken_weights_end_at_once():
     model = exact_model("qwen3")
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
-    found = TransformersEngine(model, NO_STOP).generate(make_prompts(), RANDOM, range(5))
-    assert {(len(completion.ids), completion.finish_reason) for completion in found} == {(1, "error")}
+    completions = TransformersEngine(model, NO_STOP).generate(make_prompts(), RANDOM, range(5))
+    assert {(len(completion.ids), completion.finish_reason) for completion in completions} == {(1, "error")}
 
 
 def test_a_model_without_a_key_value_cache_is_refused():

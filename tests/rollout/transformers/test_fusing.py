@@ -44,11 +44,11 @@ def test_a_layer_in_half_precision_is_rounded_as_in_training(rows):
     a, b = A.bfloat16(), (B * scaling).bfloat16()
     expected = LoraProduct.apply(x, layer.base_layer.weight, layer.base_layer.bias, A, B, scaling, a, b)
     with torch.no_grad(), fusing.fused(model, rounded):
-        found = layer(x)
+        output = layer(x)
         A.zero_()
-        assert torch.equal(layer(x), found)  # what a graph reads stays as it was
-    assert found.shape == (rows, 1, B.shape[0])
-    assert torch.equal(found, expected) if rows >= kernels.MANY_ROWS else error(found, expected) < 4e-3
+        assert torch.equal(layer(x), output)  # what a graph reads stays as it was
+    assert output.shape == (rows, 1, B.shape[0])
+    assert torch.equal(output, expected) if rows >= kernels.MANY_ROWS else error(output, expected) < 4e-3
     assert len(rounded) == sum(type(module) is Linear for module in model.modules())
 
 
@@ -92,8 +92,8 @@ def test_fused_models_give_the_same_tokens(family, norm, adapted):
     assert replaced(model) == ({norm, "Linear"} if adapted else {norm})
     sampling = RANDOM.model_copy(update={"max_new_tokens": 2})
     expected = TransformersEngine(model, frozenset(), decoding="padded").generate(prompts, sampling, range(2))
-    found = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
-    assert found == expected
+    completions = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
+    assert completions == expected
     assert fusing.AGREEMENTS
     assert all(fusing.AGREEMENTS.values())
     assert not any("forward" in module.__dict__ for module in model.modules())
@@ -113,8 +113,8 @@ def test_models_under_liger_give_the_same_tokens():
         apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
         before = {module: module.forward for module in model.modules() if "forward" in module.__dict__}
         assert before
-        found = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
-        assert found == expected
+        completions = TransformersEngine(model, frozenset(), decoding="slots").generate(prompts, sampling, range(2))
+        assert completions == expected
         assert any(fusing.AGREEMENTS.values())
         assert {module: module.forward for module in model.modules() if "forward" in module.__dict__} == before
     finally:

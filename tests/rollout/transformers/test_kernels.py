@@ -14,8 +14,8 @@ def numbers(*shape, dtype=torch.float32, seed=0):
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 
-def error(found, expected):
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def error(output, expected):
+    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -32,13 +32,13 @@ def test_attention_reads_each_row_as_far_as_it_goes(dtype, H, K, D, V, length):
     last[0] = length - 1
     beyond = (torch.arange(length, device=DEVICE) > last[:, None])[:, None, :, None]
     spoiled = [torch.cat([torch.where(beyond, float("nan"), t[:B]), t[B:]])[:B] for t in (keys, values)]
-    found = kernels.attend(query, *spoiled, last, 0.3)
+    output = kernels.attend(query, *spoiled, last, 0.3)
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.double(), keys[:B].double(), values[:B].double(), attn_mask=~beyond.transpose(2, 3), scale=0.3,
         enable_gqa=H != K,
     )  # fmt: skip
-    assert found.shape == (B, 1, H, V)
-    assert error(found.transpose(1, 2), expected) < (1e-5 if dtype == torch.float32 else 1e-2)
+    assert output.shape == (B, 1, H, V)
+    assert error(output.transpose(1, 2), expected) < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
 def test_many_chunks(monkeypatch):
@@ -67,6 +67,6 @@ def test_a_lora_product_is_added(dtype, rows, features, outputs, rank):
     x, base = numbers(rows, 1, features, dtype=dtype), numbers(rows, 1, outputs, dtype=dtype, seed=1)
     down, up = numbers(rank, features, seed=2), numbers(outputs, rank, seed=3)
     expected = base.double() + 0.7 * (x.double() @ down.double().T @ up.double().T)
-    found = kernels.add_lora(base.clone(), x, down, up, 0.7)
-    assert found.dtype == dtype
-    assert error(found, expected) < (1e-6 if dtype == torch.float32 else 4e-3)
+    output = kernels.add_lora(base.clone(), x, down, up, 0.7)
+    assert output.dtype == dtype
+    assert error(output, expected) < (1e-6 if dtype == torch.float32 else 4e-3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers.generation import logits_process as theirs
+from transformers.generation import logits_process
 
 from opasd.config import SamplingConfig
 from opasd.rollout.transformers.sampling import kept_tokens, sample
@@ -27,10 +27,10 @@ def plain(**settings) -> SamplingConfig:
 
 def their_distribution(logits_BV, sampling):
     """In the order in which `generate` puts them."""
-    warpers = [theirs.TemperatureLogitsWarper(sampling.temperature)]
-    warpers += [theirs.TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
-    warpers += [theirs.TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
-    warpers += [theirs.MinPLogitsWarper(sampling.min_p)] if sampling.min_p else []
+    warpers = [logits_process.TemperatureLogitsWarper(sampling.temperature)]
+    warpers += [logits_process.TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    warpers += [logits_process.TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+    warpers += [logits_process.MinPLogitsWarper(sampling.min_p)] if sampling.min_p else []
     for warper in warpers:
         logits_BV = warper(None, logits_BV)
     return logits_BV.softmax(-1)
@@ -45,8 +45,8 @@ def our_distribution(logits_BV, sampling):
 def near_a_threshold(logits_BV, sampling) -> bool:
     """Whether rounding could decide which side of top-p's or min-p's threshold a token is on."""
     logits_BV = logits_BV.double() / sampling.temperature
-    kept = min(sampling.top_k or logits_BV.shape[-1], logits_BV.shape[-1])
-    probability_BK = logits_BV.topk(kept).values.softmax(-1)
+    count = min(sampling.top_k or logits_BV.shape[-1], logits_BV.shape[-1])
+    probability_BK = logits_BV.topk(count).values.softmax(-1)
     before_BK = probability_BK.cumsum(-1) - probability_BK
     share_BK = probability_BK / probability_BK[:, :1]
     near_p = (before_BK[:, 1:] - sampling.top_p).abs() < 1e-5
@@ -66,8 +66,8 @@ def test_the_distribution_is_transformers(sampling, vocabulary, spread, seed):
 
 def test_top_p_keeps_the_token_that_crosses_the_threshold():
     logits_BV = torch.tensor([[0.5, 0.3, 0.2]]).log()
-    for top_p, kept in ((0.4, 1), (0.6, 2), (0.79, 2), (0.81, 3)):
-        assert (our_distribution(logits_BV, plain(top_p=top_p)) > 0).sum() == kept
+    for top_p, count in ((0.4, 1), (0.6, 2), (0.79, 2), (0.81, 3)):
+        assert (our_distribution(logits_BV, plain(top_p=top_p)) > 0).sum() == count
 
 
 def test_min_p_is_relative_to_the_likeliest_token():
@@ -102,7 +102,7 @@ def test_temperature_zero_is_argmax_whatever_the_rest():
 
 @given(SETTINGS, st.integers(1, 40), st.integers(0, 2**32))
 def test_ends_of_the_unit_interval(sampling, vocabulary, seed):
-    """0 draws the likeliest token; the largest number below 1 the unlikeliest that is kept, and nothing beyond it."""
+    """0 draws the likeliest token; the largest number below 1 the unlikeliest that is left, and nothing beyond it."""
     logits_BV = 30 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(seed))
     assert sample(logits_BV, torch.zeros(3), sampling).tolist() == logits_BV.argmax(-1).tolist()
     probability_BK, token_BK = kept_tokens(logits_BV, sampling)

@@ -1,4 +1,4 @@
-"""Adapters swapped on one base: each as if loaded alone, and what does not fit is told."""
+"""Adapters swapped on one base: each as if loaded alone, and an adapter that does not fit is refused."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_adapters_of_any_kind_leave_nothing_behind(tmp_path):
         assert drawn(None) == alone, name
 
 
-def test_an_adapter_that_does_not_fit_is_told(tmp_path):
+def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
     fitting, broken = (make_adapter(tmp_path / name, 0) for name in ("fitting", "broken"))
     about = json.loads((broken / "adapter_config.json").read_text())
     for change in (

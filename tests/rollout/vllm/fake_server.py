@@ -1,10 +1,10 @@
-"""A stand-in for a vLLM server that can be told to misbehave; a process of its own, so that it can be killed.
+"""A stand-in for a vLLM server that misbehaves on demand; a process of its own, so that it can be killed.
 
     python fake_server.py PORT        # 0 chooses one; prints it
 
 A completion's tokens are a function of prompt, seed and adapter alone. `POST /set` changes the state: `faults` and
 `model_faults` say what goes wrong with the next completions and signs of life, one by one, or for ever if `lasting`;
-`held` keeps completions back. `GET /log` tells what was asked.
+`held` keeps completions back. `GET /log` shows the requests.
 """
 
 import json
@@ -36,7 +36,7 @@ def tokens(prompt: list[int], seed: int, max_tokens: int, adapter: str) -> list[
     """The ids that any server gives."""
     shift = 1 + sum(adapter.encode()) % 96 if adapter else 0  # whatever its path, an adapter is not the base
     start = (sum(prompt) * 31 + seed * 7 + shift) % 97
-    return [(start + place) % 100 + 1 for place in range(min(max_tokens, 3 + start % 5))]
+    return [(start + index) % 100 + 1 for index in range(min(max_tokens, 3 + start % 5))]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -84,8 +84,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/load_lora_adapter":
             return self.load(body)
         if self.path == "/v1/unload_lora_adapter":
-            found = STATE["adapters"].pop(body["lora_name"], None)
-            return self.answer(200, "Success: gone") if found else self.answer(404, {"error": {"message": "unknown"}})
+            removed = STATE["adapters"].pop(body["lora_name"], None)
+            return self.answer(200, "Success: gone") if removed else self.answer(404, {"error": {"message": "unknown"}})
         return self.complete(body)
 
     def load(self, body: dict) -> None:
@@ -165,8 +165,8 @@ class Process:
     def hold(self):
         self.set(held=True)
 
-    def asked(self, count):
-        """Whether it was asked for so many completions."""
+    def received(self, count):
+        """Return whether so many requests for completions have arrived."""
         return self.count("/v1/completions") >= count
 
     def log(self):

@@ -1,4 +1,4 @@
-"""The client of vLLM servers against a real HTTP server that can be killed and told to misbehave."""
+"""The client of vLLM servers against a real HTTP server that can be killed and made to misbehave."""
 
 import threading
 from contextlib import contextmanager, suppress
@@ -19,8 +19,8 @@ from tests.rollout.vllm.fake_server import Process, tokens
 
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_new_tokens=20)
 FAST = {"retries": 3, "backoff": 0.05, "max_backoff": 0.2, "timeout": 600.0, "probe_timeout": 600.0}
-PROMPTS = [[place, place + 1, 5] for place in range(40)]
-SEEDS = [2**62 + place for place in range(40)]
+PROMPTS = [[index, index + 1, 5] for index in range(40)]
+SEEDS = [2**62 + index for index in range(40)]
 
 
 @pytest.fixture
@@ -65,10 +65,10 @@ def test_completions_come_in_order_and_both_servers_work(servers):
     for server in servers:
         server.hold()
     engine = make_engine(servers, stop=[7])
-    with released(*servers, once=lambda: all(server.asked(16) for server in servers)):
-        found = engine.generate(PROMPTS, SAMPLING, SEEDS)
-    assert ids(found) == expected()
-    assert [completion.finish_reason for completion in found] == [
+    with released(*servers, once=lambda: all(server.received(16) for server in servers)):
+        completions = engine.generate(PROMPTS, SAMPLING, SEEDS)
+    assert ids(completions) == expected()
+    assert [completion.finish_reason for completion in completions] == [
         "stop" if row[-1] == 7 else "length" for row in expected()
     ]
     assert sum(server.count("/v1/completions") for server in servers) == 40
@@ -92,9 +92,9 @@ def test_every_setting_is_sent(servers):
 
 
 def test_logprobs_only_of_the_measured(servers):
-    found = make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS, measured=2)
-    assert [completion.logprobs is not None for completion in found] == [True] * 2 + [False] * 38
-    assert found[0].logprobs == (-0.5,) * len(found[0].ids)
+    completions = make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS, measured=2)
+    assert [completion.logprobs is not None for completion in completions] == [True] * 2 + [False] * 38
+    assert completions[0].logprobs == (-0.5,) * len(completions[0].ids)
 
 
 def test_a_server_killed_in_the_middle_of_a_batch_loses_nothing(servers):
@@ -103,7 +103,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_loses_nothing(servers):
     engine = make_engine(servers, max_batch=8)
 
     def killed():
-        if all(server.asked(8) for server in servers):
+        if all(server.received(8) for server in servers):
             servers[0].kill()
         return servers[0].process.returncode
 
@@ -122,9 +122,9 @@ def test_a_server_that_comes_back_works_again(servers):
     before = second.count("/v1/completions")
 
     def back():
-        if len(servers) == 2 and second.asked(before + 4):  # and so the batch is under way
+        if len(servers) == 2 and second.received(before + 4):  # and so the batch is under way
             servers.append(Process(first.port))
-        return len(servers) == 3 and servers[2].asked(4)
+        return len(servers) == 3 and servers[2].received(4)
 
     with released(second, once=back):
         assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
@@ -159,7 +159,7 @@ def test_what_one_server_spoils_is_asked_again(servers, fault):
     servers[0].set(faults=[FAULTS[fault]] * 3)
     servers[1].hold()
     engine = make_engine(servers, timeout=5 if fault == "hanging" else 600)
-    with released(servers[1], once=lambda: servers[0].asked(1)):
+    with released(servers[1], once=lambda: servers[0].received(1)):
         assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
     assert sum(server.count("/v1/completions") for server in servers) >= 41
 
@@ -177,9 +177,9 @@ def test_an_error_that_is_nested_beyond_measure_is_one(servers):
         make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 10**400, True])
-def test_log_probabilities_must_be_numbers(odd):
-    choice = {"token_ids": [1], "finish_reason": "stop", "logprobs": {"token_logprobs": [odd]}}
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, True])
+def test_log_probabilities_must_be_numbers(number):
+    choice = {"token_ids": [1], "finish_reason": "stop", "logprobs": {"token_logprobs": [number]}}
     with pytest.raises(Unavailable):
         read_completion({"model": "m", "choices": [choice]}, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
 
@@ -197,14 +197,14 @@ def test_who_is_ready_first_leaves_the_others_their_share(servers, monkeypatch):
 
     def late(engine, server):
         if server.url == servers[1].url:
-            wait_until(lambda: servers[0].asked(20))
+            wait_until(lambda: servers[0].received(20))
         return prepare(engine, server)
 
     monkeypatch.setattr(ServerEngine, "prepare", late)
     monkeypatch.setattr(dispatch, "PATIENCE", 600.0)
     for server in servers:
         server.hold()
-    with released(*servers, once=lambda: servers[1].asked(20)):
+    with released(*servers, once=lambda: servers[1].received(20)):
         assert ids(make_engine(servers, max_batch=64).generate(PROMPTS, SAMPLING, SEEDS)) == expected()
     assert [server.count("/v1/completions") for server in servers] == [20, 20]
 
@@ -222,17 +222,17 @@ def test_all_dead_is_one_clear_error_after_the_retries(servers, caplog):
 def test_without_a_configuration_no_setting_of_it_is_named(servers, tmp_path):
     first = servers[0]
     engine = make_engine([first], configured=False, retries=0)
-    told = []
+    messages = []
     for state in ({"longest": 9}, {"longest": 4096, "faults": [500]}, {"runtime_lora": False}):
         first.set(**state)
         engine.use_adapter(adapter(tmp_path / "a") if "runtime_lora" in state else None)
         with pytest.raises(EngineError) as caught:
             engine.generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
     first.kill()
     with pytest.raises(EngineError, match="Start them, or correct --server") as caught:
         engine.generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
-    assert not [text for text in (*told, str(caught.value)) if "rollout." in text]
+    assert not [text for text in (*messages, str(caught.value)) if "rollout." in text]
 
 
 def test_pauses_double(servers, caplog):
@@ -342,7 +342,7 @@ def test_a_server_that_was_started_anew_gets_the_adapter_again(servers, tmp_path
 
 
 def test_an_adapter_that_another_process_has_loaded_is_fine(servers, tmp_path, monkeypatch):
-    """Both see a list without it and ask for it; the second is told that it is there already."""
+    """Both see a list without it and ask for it; the second learns that it is there already."""
     path = adapter(tmp_path / "a")
     engines = [make_engine(servers[:1]), make_engine(servers[:1])]
     monkeypatch.setattr("opasd.rollout.vllm.server.secrets.token_hex", lambda _: "same")
@@ -380,9 +380,9 @@ JSON = st.recursive(
 @given(JSON)
 def test_no_answer_breaks_the_reader(answer):
     with suppress(Unavailable, EngineError):
-        found, _ = read_completion(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
-        assert found
-        assert all(isinstance(token, int) and 0 <= token < 9 for token in found)
+        token_ids, _ = read_completion(answer, "m", {"max_tokens": 4, "logprobs": 0}, "url", 9)
+        assert token_ids
+        assert all(isinstance(token, int) and 0 <= token < 9 for token in token_ids)
     with suppress(Unavailable):
         assert isinstance(read_models(answer)[0], str)
 
@@ -397,6 +397,6 @@ def test_an_address_must_be_one(url):
 
 @pytest.mark.parametrize("url", ["http://me:hidden@a:8000", "https://:hidden@a"])
 def test_a_password_in_an_address_is_refused_and_not_shown(url):
-    with pytest.raises(ValueError, match="VLLM_API_KEY") as told:
+    with pytest.raises(ValueError, match="VLLM_API_KEY") as caught:
         ServersConfig(urls=(url,))
-    assert "hidden" not in told.value.errors(include_url=False, include_input=False)[0]["msg"]
+    assert "hidden" not in caught.value.errors(include_url=False, include_input=False)[0]["msg"]
