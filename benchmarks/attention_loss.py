@@ -42,8 +42,6 @@ def make_alignment(tokens: int, solution: int) -> Alignment:
         teacher_shared=torch.cat([prompt, PROMPT + solution + response]),
         in_prompt=torch.arange(PROMPT + tokens) < PROMPT,
         solution=torch.arange(PROMPT, PROMPT + solution),
-        student_only=prompt[:0],
-        teacher_only=prompt[:0],
         student_query=PROMPT - 1 + response,
         teacher_query=PROMPT + solution - 1 + response,
         student_length=PROMPT + tokens,

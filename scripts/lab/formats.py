@@ -21,12 +21,10 @@ class Formats:
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", config: PromptConfig | None = None) -> None:
         self._tokenizer = tokenizer
         self._config = config or PromptConfig()
-        field = frozenset
-        self._student = Wording.parse("student", self._config.student, once=field({"question", "instruction"}))
-        self._teacher = Wording.parse(
-            "teacher", self._config.teacher, once=field({"question", "reference", "instruction"})
-        )
-        self._reference = Wording.parse("reference", self._config.reference, once=field({"solution"}))
+        wording = self._config
+        self._student = Wording.parse("prompts.student", wording.student, once={"question", "instruction"})
+        self._teacher = Wording.parse("prompts.teacher", wording.teacher, once={"question", "reference", "instruction"})
+        self._reference = Wording.parse("prompts.reference", wording.reference, once={"solution"})
         self._frames: dict[tuple[bool, str], tuple[str, str]] = {}
 
     def prompt(self, kind: Kind, question: str, reference: str = "", system: str = "") -> str:

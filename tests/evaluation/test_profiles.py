@@ -25,5 +25,5 @@ def test_profiles_of_one_s_own():
     assert requested_profile(EvaluateConfig(), lab=True) == PROFILES["lab"]
     assert requested_profile(EvaluateConfig(profile="opsd"), lab=True) == PROFILES["opsd"]
     for wrong in ({"budgets": (5, 5)}, {"budgets": (10,), "max_new_tokens": 20}, {"budgets": (0, 20)}):
-        with pytest.raises(ConfigError, match="profile paper: "):
+        with pytest.raises(ConfigError, match=r"profile paper:\s"):
             requested_profile(EvaluateConfig(**wrong), lab=False)

@@ -38,8 +38,6 @@ def make_alignment(
         teacher_shared=torch.tensor([t for _, t in shared], dtype=torch.long),
         in_prompt=torch.arange(len(shared)) < len(counted),
         solution=torch.arange(problem, problem + solution),
-        student_only=torch.arange(problem, problem + student_only),
-        teacher_only=torch.arange(problem + solution, problem + solution + teacher_only),
         student_query=torch.arange(tokens) + student_prompt - lag,
         teacher_query=torch.arange(tokens) + teacher_prompt - lag,
         student_length=student_prompt + tokens,

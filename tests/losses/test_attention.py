@@ -247,7 +247,7 @@ def test_nearly_all_attention_on_an_unshared_sink_keeps_its_precision():
     """A template token that takes all but 1e-6 of the attention is real; float32 must still match float64."""
     alignment = make_alignment(problem=5, solution=4, student_only=1, teacher_only=1, tokens=30)
     student, teacher = make_layers(alignment, sharpness=1.0)
-    for layer, position in ((student, alignment.student_only[0]), (teacher, alignment.teacher_only[0])):
+    for layer, position in ((student, 5), (teacher, 5 + 4)):  # the positions of one role alone
         with torch.no_grad():
             layer.query_HTD[..., 0] = 8.0
             layer.key_KSD[..., 0] = 0.0

@@ -32,8 +32,18 @@ def build(name: str, config: str = "default") -> PromptBuilder:
     return PromptBuilder(load(name), CONFIGS[config])
 
 
-def tokens(name: str, ids: tuple[int, ...], positions: torch.Tensor) -> list[str]:
-    return [str(load(name).convert_ids_to_tokens(ids[position])) for position in positions.tolist()]
+def tokens(name: str, ids: tuple[int, ...], positions: list[int]) -> list[str]:
+    return [str(load(name).convert_ids_to_tokens(ids[position])) for position in positions]
+
+
+def unmatched(pair: PromptPair) -> tuple[list[int], list[int]]:
+    """Return the positions of the student's and the teacher's prompt without a counterpart, outside the solution."""
+    alignment = align(pair, 0)
+    teachers = {*alignment.teacher_shared.tolist(), *alignment.solution.tolist()}
+    return (
+        sorted({*range(len(pair.student_ids))} - {*alignment.student_shared.tolist()}),
+        sorted({*range(len(pair.teacher_ids))} - teachers),
+    )
 
 
 def check(pair: PromptPair, num_tokens: int, alignment: Alignment, support: Support, query: Query) -> None:
@@ -56,7 +66,7 @@ def check(pair: PromptPair, num_tokens: int, alignment: Alignment, support: Supp
     assert response <= counted if support != "problem" else counted == question
     assert support != "response" or counted == response
 
-    only_student, only_teacher = set(alignment.student_only.tolist()), set(alignment.teacher_only.tolist())
+    only_student, only_teacher = map(set, unmatched(pair))
     assert not only_student & set(students)
     assert not only_teacher & ({*teachers} | solution)
     if support == "context":
@@ -133,9 +143,8 @@ def test_white_space_at_the_references_end_is_the_references(name: str) -> None:
 def test_an_empty_think_block_is_the_students_alone() -> None:
     pair = build("qwen3").pair(SUM)
     alignment = align(pair, 2)
-    assert tokens("qwen3", pair.student_ids, alignment.student_only) == ["<think>", "ĊĊ", "</think>", "ĊĊ"]
-    assert alignment.student_only.tolist() == list(range(len(pair.student_ids) - 4, len(pair.student_ids)))
-    assert alignment.teacher_only.tolist() == []
+    assert unmatched(pair) == (list(range(len(pair.student_ids) - 4, len(pair.student_ids))), [])
+    assert tokens("qwen3", pair.student_ids, unmatched(pair)[0]) == ["<think>", "ĊĊ", "</think>", "ĊĊ"]
     assert len(alignment.student_shared) == len(pair.student_ids) - 4 + 2
     assert len(alignment.solution) == len(pair.teacher_ids) - (len(pair.student_ids) - 4)
 
@@ -143,17 +152,15 @@ def test_an_empty_think_block_is_the_students_alone() -> None:
 @pytest.mark.parametrize("name", [name for name in ALL if name.split("/")[-1] != "qwen3"])
 def test_without_a_thinking_switch_the_contexts_differ_by_the_reference_alone(name: str) -> None:
     pair = build(name).pair(SUM)
-    alignment = align(pair, 1)
-    assert alignment.student_only.tolist() == []
-    assert alignment.teacher_only.tolist() == []
+    assert unmatched(pair) == ([], [])
     assert pair.teacher_ids[: pair.reference.start] + pair.teacher_ids[pair.reference.stop :] == pair.student_ids
 
 
 def test_an_empty_think_block_in_the_released_template() -> None:
     pair = build("real/qwen3").pair(SUM)
-    alignment = align(pair, 2)
-    assert tokens("real/qwen3", pair.student_ids, alignment.student_only) == ["<think>", "ĊĊ", "</think>", "ĊĊ"]
-    assert alignment.teacher_only.tolist() == []
+    only_student, only_teacher = unmatched(pair)
+    assert tokens("real/qwen3", pair.student_ids, only_student) == ["<think>", "ĊĊ", "</think>", "ĊĊ"]
+    assert only_teacher == []
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -176,8 +183,8 @@ def test_a_solution_equal_to_the_problem_is_not_shared(name: str) -> None:
 def test_a_reference_before_the_question() -> None:
     pair = build("qwen2_5", "before").pair(SUM)
     alignment = align(pair, 1)
-    assert alignment.student_only.tolist() == []
-    assert "".join(tokens("qwen2_5", pair.teacher_ids, alignment.teacher_only)) == "NowĠthis.Ċ"
+    assert unmatched(pair)[0] == []
+    assert "".join(tokens("qwen2_5", pair.teacher_ids, unmatched(pair)[1])) == "NowĠthis.Ċ"
     assert pair.reference.stop <= pair.teacher_question.start
     head = alignment.student_shared.tolist()[: pair.student_question.start - 2]
     assert alignment.teacher_shared.tolist()[: len(head)] == head
@@ -185,9 +192,8 @@ def test_a_reference_before_the_question() -> None:
 
 def test_a_reference_between_shared_text() -> None:
     pair = build("qwen2_5", "between").pair(SUM)
-    alignment = align(pair, 1)
-    assert alignment.student_only.tolist() == []
-    assert "".join(tokens("qwen2_5", pair.teacher_ids, alignment.teacher_only)) == "Well?Ċ"
+    assert unmatched(pair)[0] == []
+    assert "".join(tokens("qwen2_5", pair.teacher_ids, unmatched(pair)[1])) == "Well?Ċ"
 
 
 def test_supports() -> None:
@@ -202,7 +208,6 @@ def test_supports() -> None:
     assert not response.in_prompt.any()
     for other in (problem, response):
         assert torch.equal(other.solution, context.solution)
-        assert torch.equal(other.student_only, context.student_only)
 
 
 def test_queries() -> None:
@@ -223,7 +228,7 @@ def test_short_responses(support: Support, num_tokens: int) -> None:
     alignment = align(pair, num_tokens, support=support)
     check(pair, num_tokens, alignment, support, "predicting")
     assert alignment.num_tokens == num_tokens
-    for tensor in (alignment.student_query, alignment.student_shared, alignment.solution, alignment.teacher_only):
+    for tensor in (alignment.student_query, alignment.student_shared, alignment.solution, alignment.teacher_query):
         assert tensor.dtype == torch.long
 
 

@@ -80,7 +80,7 @@ def read_rows(source: Source, config: DataConfig, origin: Origin) -> Rows:
     elif origin.source and os.path.exists(path):
         yield from _file_rows(path, path.name, config.columns)
     elif _HUB_NAME.fullmatch(origin.source) and _reader(path) is None:
-        yield from _hub_rows(origin.source, config, origin)
+        yield from hub_rows(origin.source, config, origin)
     else:
         raise DataError(
             f'data.source "{printable(source)}" is neither a file or folder here nor the name of a hub data set; '
@@ -94,7 +94,7 @@ def _pick_split(splits: Mapping[Any, Any], split: str, name: object) -> Any:
     return splits[split]
 
 
-def _hub_rows(name: str, config: DataConfig, origin: Origin) -> Rows:
+def hub_rows(name: str, config: DataConfig, origin: Origin) -> Rows:
     advice = (
         "no such path is here either. Check data.source, subset, split and revision; a gated or private one needs "
         f"`hf auth login`; without network, fetch it elsewhere (hf download {name} --repo-type dataset "

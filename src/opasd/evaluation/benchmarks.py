@@ -17,20 +17,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
 from opasd.config.run import AnswerPattern
 from opasd.data.made import TASKS, make_problems
 from opasd.data.problems import Problem, load_problems
 from opasd.data.sources import ANSWER_COLUMNS, Origin, files_by_split, listing, read_rows
-from opasd.errors import ConfigError, DataError
+from opasd.errors import ConfigError, DataError, error_prefix
 from opasd.grading.tidying import tidy
 from opasd.grading.verdict import AnswerKind
 from opasd.grading.words import choice
 from opasd.lab import LAB
 from opasd.prompts.wording import Wording
-from opasd.recipes.checking import explain
+from opasd.recipes.checking import checked
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.reading import read_yaml
 
@@ -132,14 +132,9 @@ def read_entries(path: Path) -> dict[str, Benchmark]:
     for name, values in read_yaml(path).items():
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: {name}: got {values!r:.60}; give an entry's fields, such as `source: …`")
-        try:
-            entry = Benchmark.model_validate({"name": name, **values})
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {name}: {'; '.join(explain(error, Benchmark))}") from None
-        try:
-            Wording.parse("prompt", entry.prompt, once=frozenset({"question"}), optional=frozenset({"instruction"}))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {name}: {str(error).removeprefix('prompts.')}") from None
+        entry = checked(Benchmark, {"name": name, **values}, f"{path}: {name}")
+        with error_prefix(f"{path}: {name}"):
+            Wording.parse("prompt", entry.prompt, once={"question"}, optional={"instruction"})
         beside = path.parent / Path(entry.source).expanduser()
         entries[name] = entry.model_copy(update={"source": str(beside)}) if beside.exists() else entry
     if not entries:
@@ -182,22 +177,18 @@ def _find(name: str) -> list[Benchmark]:
 def load(entry: Benchmark, data_dir: str | Path | None = None, limit: int | None = None) -> LoadedBenchmark:
     """Return the benchmark with its first `limit` problems, from a copy in `data_dir` if there is one."""
     if entry.source in TASKS:
-        return LoadedBenchmark(entry, tuple(_embedded(entry, limit)), entry.source, None)
-    local = _local_copy(entry, data_dir) or _existing(entry.source)
-    columns = ColumnConfig(
-        question=entry.question, solution=None, answer=entry.answer, answer_pattern=entry.answer_pattern
-    )
-    config = DataConfig(
-        source=entry.source,
-        revision=entry.revision,
-        subset=entry.subset,
-        split=entry.split,
-        columns=columns,
-        deduplicate=False,
-    )
+        made = make_problems(entry.source, "test", min(limit or 10**9, entry.problems or 1200))
+        problems = [dataclasses.replace(problem, solution="") for problem in made]
+        return LoadedBenchmark(entry, tuple(problems), entry.source, None)
+    local = _local_path(entry, data_dir)
+    columns = ColumnConfig(**entry.model_dump(include={"question", "answer", "answer_pattern"}), solution=None)
+    fields = entry.model_dump(include={"source", "revision", "subset", "split"})
+    config = DataConfig(**fields, columns=columns, deduplicate=False)
     if local:
         inner = local / entry.subset if entry.subset and (local / entry.subset).is_dir() else local
-        config = config.model_copy(update={"source": str(inner), "subset": None, "split": _split(inner, entry)})
+        splits = list(files_by_split(inner)) if inner.is_dir() else []
+        split = splits[0] if len(splits) == 1 else entry.split
+        config = config.model_copy(update={"source": str(inner), "subset": None, "split": split})
         config = config.model_copy(update={"columns": columns.model_copy(update=_usual_columns(config))})
     try:
         rows = load_problems(config=config)
@@ -209,18 +200,13 @@ def load(entry: Benchmark, data_dir: str | Path | None = None, limit: int | None
             f" download {entry.source} --repo-type dataset --local-dir DIR/{entry.name}` fetches, into DIR and give "
             "--data-dir DIR"
         ) from error
-    problems = [_checked(problem, number, entry) for number, problem in enumerate(rows, 1)]
+    problems = [_as_benchmark_problem(problem, number, entry) for number, problem in enumerate(rows, 1)]
     if entry.kind == "expression" and all(_INTEGER.fullmatch(problem.answer or "") for problem in problems):
         entry = entry.model_copy(update={"kind": "integer"})
     return LoadedBenchmark(entry, tuple(problems[:limit]), config.source, rows.report.revision)
 
 
-def _embedded(entry: Benchmark, limit: int | None) -> list[Problem]:
-    problems = make_problems(entry.source, "test", min(limit or 10**9, entry.problems or 1200))
-    return [dataclasses.replace(problem, solution="") for problem in problems]
-
-
-def _checked(problem: Problem, number: int, entry: Benchmark) -> Problem:
+def _as_benchmark_problem(problem: Problem, number: int, entry: Benchmark) -> Problem:
     """Return the problem under its number, with an answer of the entry's kind."""
     if problem.answer is None:
         pattern = f" (answer_pattern {entry.answer_pattern!r})" if entry.answer_pattern else ""
@@ -235,38 +221,30 @@ def _checked(problem: Problem, number: int, entry: Benchmark) -> Problem:
     return Problem(problem.question, "", answer, f"{entry.name}/{number}")
 
 
-def _local_copy(entry: Benchmark, data_dir: str | Path | None) -> Path | None:
-    """Return the benchmark's copy in `data_dir`: NAME.jsonl (json, csv, parquet), or a folder NAME as on the hub."""
-    given = data_dir or os.environ.get(DATA_DIR)
-    if not given:
-        return None
-    folder = Path(given).expanduser()
+def _local_path(entry: Benchmark, data_dir: str | Path | None) -> Path | None:
+    """Return the benchmark's copy in `data_dir`, or else its source if that is a path here.
+
+    A copy is called NAME.jsonl (json, csv, parquet), or it is a folder NAME as on the hub.
+    """
+    source = Path(entry.source).expanduser()
+    existing = source if source.exists() else None
+    if not (data_dir := data_dir or os.environ.get(DATA_DIR)):
+        return existing
+    folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder} with local copies of benchmarks; give an existing one")
     paths = {path.name.casefold(): path for path in folder.iterdir()}
-    names = (entry.name, *entry.also, entry.source.rpartition("/")[2], entry.source.replace("/", "--"))
-    for name in names:
+    for name in (entry.name, *entry.also, entry.source.rpartition("/")[2], entry.source.replace("/", "--")):
         for candidate in (*(f"{name}.{ending}" for ending in _ENDINGS), name):
             if path := paths.get(candidate.casefold()):
                 return path
     nested = folder / entry.source  # organisation/name, as on the hub
-    return nested if "/" in entry.source and not Path(entry.source).is_absolute() and nested.is_dir() else None
+    return nested if "/" in entry.source and not Path(entry.source).is_absolute() and nested.is_dir() else existing
 
 
 def is_local(entry: Benchmark, data_dir: str | Path | None = None) -> bool:
     """Return whether `load` reads it from this machine."""
-    return entry.source in TASKS or bool(_local_copy(entry, data_dir) or _existing(entry.source))
-
-
-def _existing(source: str) -> Path | None:
-    path = Path(source).expanduser()
-    return path if path.exists() else None
-
-
-def _split(source: Path, entry: Benchmark) -> str:
-    """Return the only split of a folder, or else the entry's."""
-    splits = list(files_by_split(source)) if source.is_dir() else []
-    return splits[0] if len(splits) == 1 else entry.split
+    return entry.source in TASKS or _local_path(entry, data_dir) is not None
 
 
 def _usual_columns(config: DataConfig) -> dict[str, str]:

@@ -191,12 +191,8 @@ class Conditions:
         What is not on record does not count, and without `counts` neither do the samples and the budget.
         """
         own, before = self.benchmarks.get(benchmark, {}), first.benchmarks.get(benchmark, {})
-
-        def differs(name: str) -> bool:
-            return None not in (own.get(name), before.get(name)) and own[name] != before[name]
-
-        problems = f" ({str(own['fingerprint'])[:6]})" if differs("fingerprint") else ""
-        words = [f"other {name}{problems}" for name in _WORDING if differs(name)]
+        problems = f" ({str(own['fingerprint'])[:6]})" if _differ("fingerprint", own, before) else ""
+        words = [f"other {name}{problems}" for name in _WORDING if _differ(name, own, before)]
         if problems and not words:
             words.append(f"other problems{problems}")
         first_sampling = _mapping(first.shared.get("sampling"))
@@ -205,19 +201,21 @@ class Conditions:
             for name, value in _mapping(self.shared.get("sampling")).items()
             if name in first_sampling and value != first_sampling[name]
         ]
-        if self._differs("thinking", first):
+        if _differ("thinking", self.shared, first.shared):
             words.append("with thinking" if self.shared["thinking"] else "without thinking")
-        if self._differs("template_options", first):
+        if _differ("template_options", self.shared, first.shared):
             words.append("other template options")
-        if counts and differs("samples"):
+        if counts and _differ("samples", own, before):
             words.append(f"{own['samples']} samples a problem")
         budget = self.budgets.get(benchmark)
         if counts and budget is not None and budget != first.budgets.get(benchmark, budget):
             words.append(f"up to {budget:,} tokens")
         return words
 
-    def _differs(self, name: str, first: Self) -> bool:
-        return name in self.shared and self.shared[name] != first.shared.get(name, self.shared[name])
+
+def _differ(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether both have the value on record, and another one."""
+    return None not in (first.get(name), second.get(name)) and first[name] != second[name]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

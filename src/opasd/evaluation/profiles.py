@@ -1,13 +1,12 @@
 """How benchmarks are sampled: the published settings by name, and changes to them."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from opasd.choices import Engine
 from opasd.config import SamplingConfig, Section
-from opasd.errors import ConfigError
-from opasd.recipes.checking import explain
+from opasd.recipes.checking import checked
 from opasd.recipes.evaluate import EvaluateConfig
 
 ENGINE: Engine = "transformers"
@@ -27,13 +26,8 @@ class Profile(Section):
     """Seed from which the seed of every sample is derived."""
     thinking: bool = True
     """Thinking mode, if the chat template has a switch for it."""
-    budgets: tuple[int, ...] = ()
+    budgets: Annotated[tuple[int, ...], AfterValidator(lambda budgets: tuple(sorted(budgets)))] = ()
     """Lengths at which the same samples are cut and graded; each has its own results. Unset: `max_new_tokens`."""
-
-    @field_validator("budgets")
-    @classmethod
-    def _from_the_shortest(cls, budgets: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(budgets))
 
     @model_validator(mode="after")
     def _budgets_fit(self) -> Self:
@@ -83,7 +77,4 @@ def requested_profile(options: EvaluateConfig, *, lab: bool) -> Profile:
     values = PROFILES[name].model_dump()
     values |= {field: value for field, value in changes.items() if field in Profile.model_fields}
     values["sampling"] |= {field: value for field, value in changes.items() if field in SamplingConfig.model_fields}
-    try:
-        return Profile.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"profile {name}: {'; '.join(explain(error, Profile))}") from None
+    return checked(Profile, values, f"profile {name}")

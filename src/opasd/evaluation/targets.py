@@ -85,7 +85,9 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
         return _folder(name, path, model)
     if path.exists():
         raise ConfigError(f"{name} is a file; give the folder of a run, an adapter or a model")
-    if _HUB_NAME.fullmatch(name) and not _looks_local(path):
+    # A name such as runs/a is rather a missing folder than a hub name.
+    looks_local = path.is_absolute() or path.parts[0] == "runs" or path.parent.is_dir()
+    if _HUB_NAME.fullmatch(name) and not looks_local:
         return Target(name, _renamed(model, name))
     beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, beside, 1)
@@ -93,11 +95,6 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
         f"did you mean {path.parent / close[0]}?" if close else "give base, lab, a folder, or a hub model as org/name"
     )
     raise ConfigError(f"no model, adapter or run {name!r}; {hint}")
-
-
-def _looks_local(path: Path) -> bool:
-    """Return whether a name such as runs/a is rather a missing folder than a hub name."""
-    return path.is_absolute() or path.parts[0] == "runs" or path.parent.is_dir()
 
 
 def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
@@ -120,10 +117,9 @@ def _newest(run: Path) -> Path:
     if (run / "final").is_dir():
         return run / "final"
     steps = {path.name.rpartition("-")[2]: path for path in run.glob("checkpoint-*") if path.is_dir()}
-    checkpoints = {int(step): path for step, path in steps.items() if step.isdigit()}
-    if not checkpoints:
-        raise ConfigError(f"{run} has no result and no checkpoint yet; continue it with opasd train --resume {run}")
-    return checkpoints[max(checkpoints)]
+    if newest := max((step for step in steps if step.isdigit()), key=int, default=None):
+        return steps[newest]
+    raise ConfigError(f"{run} has no result and no checkpoint yet; continue it with opasd train --resume {run}")
 
 
 def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None, model: ModelConfig | None) -> Target:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 from difflib import SequenceMatcher
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,10 +41,6 @@ class Alignment:
     """[J] Whether a shared position belongs to the prompt and not to the response."""
     solution: Tensor
     """[P] The reference block in the teacher's sequence."""
-    student_only: Tensor
-    """Student positions without a counterpart, for any support."""
-    teacher_only: Tensor
-    """Teacher positions without a counterpart and outside the solution, for any support."""
     student_query: Tensor
     """[T] The position of step t's attention row; it sees the positions up to itself."""
     teacher_query: Tensor
@@ -81,7 +76,8 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
     student_length, teacher_length = student_prompt + num_tokens, teacher_prompt + num_tokens
     question = list(zip(pair.student_question, pair.teacher_question, strict=False))
     prompt = _match_prompts(pair, question)
-    compared = _positions({"context": prompt, "problem": question, "response": []}[support])
+    matches = {"context": prompt, "problem": question, "response": []}[support]
+    compared = torch.tensor(matches, dtype=torch.long).reshape(-1, 2).T.contiguous()
     response = torch.arange(0 if support == "problem" else num_tokens)
     lag = 1 if query == "predicting" else 0
     return Alignment(
@@ -89,8 +85,6 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
         teacher_shared=torch.cat([compared[1], teacher_prompt + response]),
         in_prompt=torch.arange(compared.shape[1] + len(response)) < compared.shape[1],
         solution=torch.arange(pair.reference.start, pair.reference.stop),
-        student_only=_missing(student_prompt, [student for student, _ in prompt]),
-        teacher_only=_missing(teacher_prompt, [teacher for _, teacher in prompt], pair.reference),
         student_query=torch.arange(student_prompt - lag, student_length - lag),
         teacher_query=torch.arange(teacher_prompt - lag, teacher_length - lag),
         student_length=student_length,
@@ -136,16 +130,3 @@ def _check(pair: PromptPair, matches: Matches) -> None:
                 f"teacher's: token ids {pair.student_ids[student]} and {pair.teacher_ids[teacher]}, solution at "
                 f"{pair.reference.start} to {pair.reference.stop}; build pairs with PromptBuilder"
             )
-
-
-def _missing(length: int, present: Sequence[int], block: range = range(0)) -> Tensor:
-    """Return the positions below `length` that are neither present nor in the block."""
-    missing = np.ones(length, bool)
-    missing[list(present)] = False
-    missing[block.start : block.stop] = False
-    return torch.from_numpy(np.flatnonzero(missing))
-
-
-def _positions(matches: Matches) -> Tensor:
-    """Return [2, …], the student's and the teacher's positions."""
-    return torch.from_numpy(np.array(matches, np.int64).reshape(-1, 2).T.copy())

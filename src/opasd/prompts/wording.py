@@ -5,7 +5,7 @@ no later code has to search for it.
 """
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -30,25 +30,23 @@ class Wording:
     pieces: tuple[tuple[str, str | None], ...]
 
     @classmethod
-    def parse(cls, name: str, text: str, *, once: frozenset[str], optional: frozenset[str] = frozenset()) -> Self:
-        """Parse the wording `name`: it must have each field of `once` exactly once and may have `optional` ones."""
+    def parse(cls, key: str, text: str, *, once: Set[str], optional: Set[str] = frozenset()) -> Self:
+        """Parse the wording under `key`; it must have each field of `once` once, and it may have `optional` ones."""
         fields = ", ".join(f"{{{field}}}" for field in sorted(once | optional))
         try:
             parsed = list(string.Formatter().parse(text))
         except ValueError as error:
-            raise ConfigError(f"prompts.{name} is not a format string: {error}; write a literal brace twice") from error
+            raise ConfigError(f"{key} is not a format string: {error}; write a literal brace twice") from error
         for _, field, spec, conversion in parsed:
             if field is not None and (field not in once | optional or spec or conversion):
                 raise ConfigError(
-                    f"prompts.{name} has an unknown field: got {{{field}{'!' + conversion if conversion else ''}"
+                    f"{key} has an unknown field: got {{{field}{'!' + conversion if conversion else ''}"
                     f"{':' + spec if spec else ''}}}; use {fields}, and write a literal brace twice"
                 )
         names = [field for _, field, _, _ in parsed]
         for field in sorted(once):
             if (count := names.count(field)) != 1:
-                raise ConfigError(
-                    f"prompts.{name} must have {{{field}}} once: got it {count} times; its fields are {fields}"
-                )
+                raise ConfigError(f"{key} must have {{{field}}} once: got it {count} times; its fields are {fields}")
         return cls(tuple((literal, field) for literal, field, _, _ in parsed))
 
     @property
@@ -77,10 +75,9 @@ class Wordings(NamedTuple):
     @classmethod
     def of(cls, config: PromptConfig) -> Self:
         """Parse and check the three wordings."""
-        instruction, shown = frozenset({"instruction"}), config.reference_fields()
-        hidden = frozenset({"solution", "answer"}) - shown
+        shown = config.reference_fields()
         return cls(
-            Wording.parse("student", config.student, once=frozenset({"question"}), optional=instruction),
-            Wording.parse("teacher", config.teacher, once=frozenset({"question", "reference"}), optional=instruction),
-            Wording.parse("reference", config.reference, once=shown, optional=hidden),
+            Wording.parse("prompts.student", config.student, once={"question"}, optional={"instruction"}),
+            Wording.parse("prompts.teacher", config.teacher, once={"question", "reference"}, optional={"instruction"}),
+            Wording.parse("prompts.reference", config.reference, once=shown, optional={"solution", "answer"} - shown),
         )

@@ -79,8 +79,8 @@ def test_contexts_are_the_products_own_and_align(level):
         assert tuple(TOKENIZER(teacher, add_special_tokens=False)["input_ids"]) == pair.teacher_ids
         assert formats.prompt("thinking", problem.question) + "<think>\n\n</think>\n\n" == student
         alignment = align(pair, 30)
-        assert len(alignment.student_only) == 4  # the empty think block
-        assert len(alignment.teacher_only) == 0
+        assert len(alignment.student_shared) == len(pair.student_ids) - 4 + 30  # without the empty think block
+        assert len(alignment.teacher_shared) + len(alignment.solution) == len(pair.teacher_ids) + 30
         assert pair.solution_tokens_cut == 0
 
 

@@ -117,8 +117,6 @@ class Puzzle:
     steps: tuple[Step, ...]
     decoys: dict[str, int]
     """Stated counts of another item, for people whose count of the item matters."""
-    distractors: tuple[str, ...]
-    """The statements that do not matter, including the decoys."""
     statements: tuple[str, ...]
     """All statements after the rule, in the order of the problem."""
     id: str = field(default="", compare=False)
@@ -224,7 +222,7 @@ def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
     statements = [f"{person} starts with {count} {item}." for person, count in givens.items()]
     statements += [step.text(item) for step in steps] + distractors
     rng.shuffle(statements)
-    puzzle = Puzzle(level, item, rule, givens, tuple(steps), decoys, tuple(distractors), tuple(statements), id=name)
+    puzzle = Puzzle(level, item, rule, givens, tuple(steps), decoys, tuple(statements), id=name)
     lines = work(puzzle)
     in_range = all(0 <= count <= MAX_COUNT for line in lines for count in (line.raw, line.final))
     changed = [line.final != line.raw for line in lines]
