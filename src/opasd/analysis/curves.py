@@ -7,6 +7,7 @@ is no point. If a step has several rows, because the run was resumed, the last o
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -49,22 +50,13 @@ def ema(points: Sequence[Point], smoothing: float = SMOOTHING) -> list[Point]:
 
 def cumulative(points: Sequence[Point]) -> list[Point]:
     """Return (x, Σ of y up to x)."""
-    total, summed = 0.0, []
-    for x, y in points:
-        total += y
-        summed.append((x, total))
-    return summed
+    return list(zip((x for x, _ in points), accumulate(y for _, y in points), strict=True))
 
 
 def against_total(spent: Sequence[Point], reached: Sequence[Point]) -> list[Point]:
     """Return (total spent up to a step, value reached at it), such as accuracy against generated tokens."""
-    summed = cumulative(spent)
-    steps = [step for step, _ in summed]
-    pairs = []
-    for step, value in reached:
-        count = bisect.bisect_right(steps, step)
-        pairs.append((summed[count - 1][1] if count else 0.0, value))
-    return pairs
+    steps, totals = [step for step, _ in spent], [0.0, *(total for _, total in cumulative(spent))]
+    return [(totals[bisect.bisect_right(steps, step)], value) for step, value in reached]
 
 
 def ends(points: Sequence[Point], window: int) -> tuple[float, float] | None:

@@ -4,8 +4,8 @@ They describe how a model talks and do not measure its uncertainty. Densities ar
 responses over all its tokens, per 1,000.
 """
 
-import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -51,12 +51,8 @@ def change_from(base: Sequence[MarkerCounts], responses: Sequence[MarkerCounts])
     """Return the relative change of the mean count of a response from the base: 0.709 is 70.9 % more.
 
     None if the base has no markers or there are no responses."""
-    before, after = _mean_count(base), _mean_count(responses)
-    return after / before - 1 if before and after is not None else None
-
-
-def _mean_count(responses: Sequence[MarkerCounts]) -> float | None:
-    return math.fsum(response.total for response in responses) / len(responses) if responses else None
+    before, after = ([response.total for response in group] for group in (base, responses))
+    return statistics.fmean(after) / statistics.fmean(before) - 1 if any(before) and after else None
 
 
 def _per_1000(pairs: Iterable[tuple[int, int]]) -> float | None:

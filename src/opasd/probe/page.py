@@ -3,7 +3,7 @@
 from typing import Any
 
 from opasd.config import RunConfig
-from opasd.rounding import fixed, per_cent
+from opasd.rounding import per_cent, with_interval
 
 Figure = dict[str, float]
 """A mean and its 95 % interval: `mean`, `low`, `high`."""
@@ -23,7 +23,7 @@ _MORE = "give more --problems or --samples, or problems that are neither too eas
 
 def probe_page(name: str, config: RunConfig, problems: int, samples: int, summary: dict[str, Any]) -> str:
     """Return the page of a summary, for a terminal."""
-    rows = [*_role_rows(config, summary), *_reading_rows(config, summary), *_preference_rows(summary)]
+    rows = _rows(config, summary)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     teacher_leaks = summary["teacher"]["leaks"]
@@ -42,24 +42,22 @@ def probe_page(name: str, config: RunConfig, problems: int, samples: int, summar
     )
 
 
-def _role_rows(config: RunConfig, summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    student, teacher = summary["student"], summary["teacher"]
+def _rows(config: RunConfig, summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the table: a label, and what the two columns say."""
+    student, teacher, token = summary["student"], summary["teacher"], config.objective.token
+    clip = "none" if token.clip == "none" else f"{token.clip}, {token.clip_threshold:g}"
     shares = {
         "truncated": f"cut off at {config.rollout.max_new_tokens} tokens, %",
         "leaks": "speak of what only the teacher sees, %",
     }
+    right, wrong = summary["attention_divergence_right"], summary["attention_divergence_wrong"]
+    means = f"right {right['mean']:.4f}, wrong {wrong['mean']:.4f}" if right else ""
+    late = "" if summary["late"] is None else f"{100 * summary['late']:.0f} % in the last tenth"
     return [
         ("", "student", "teacher"),
         ("accuracy, %", _percent(student["accuracy"]), _percent(teacher["accuracy"])),
         ("tokens", _number(student["tokens"], 1), _number(teacher["tokens"], 1)),
         *((label, _percent(student[name]), _percent(teacher[name])) for name, label in shares.items()),
-    ]
-
-
-def _reading_rows(config: RunConfig, summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    token = config.objective.token
-    clip = "none" if token.clip == "none" else f"{token.clip}, {token.clip_threshold:g}"
-    return [
         ("", "", ""),
         ("the student's answers, as both read them", "", ""),
         ("log ratio per token, right answers", _number(summary["log_ratio_right"], 4), ""),
@@ -69,14 +67,6 @@ def _reading_rows(config: RunConfig, summary: dict[str, Any]) -> list[tuple[str,
         (f"  clipped ({clip}), %", _percent(summary["clipped"]), ""),
         ("attention divergence per token", _number(summary["attention_divergence"], 4), ""),
         ("attention on the solution, ρ", _number(summary["solution_mass"], 4), ""),
-    ]
-
-
-def _preference_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    right, wrong = summary["attention_divergence_right"], summary["attention_divergence_wrong"]
-    means = f"right {right['mean']:.4f}, wrong {wrong['mean']:.4f}" if right else ""
-    late = "" if summary["late"] is None else f"{100 * summary['late']:.0f} % in the last tenth"
-    return [
         ("", "", ""),
         ("right beside wrong answers to a problem", "", ""),
         ("preference for right over wrong", *_pairs(summary["preference"], "no problem has both")),
@@ -128,10 +118,7 @@ def _sentences(summary: dict[str, Any], samples: int) -> list[str]:
 
 
 def _percent(figure: Figure | None) -> str:
-    if figure is None:
-        return "–"
-    mean, low, high = (fixed(per_cent(figure[name]), 1) for name in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"
+    return "–" if figure is None else with_interval(per_cent(figure[name]) for name in ("mean", "low", "high"))
 
 
 def _number(figure: Figure | None, digits: int) -> str:

@@ -14,7 +14,6 @@ Verdict = Literal["above", "below", "open", "too few", "none"]
 FEWEST = 10
 """With fewer problems, a bootstrap interval is too narrow to be believed."""
 
-Value = Callable[[Trajectory], float | None]
 _FIGURES = ("divergence", "top_share", "clipped", "attention_divergence", "solution_mass")
 _T = TypeVar("_T")
 
@@ -23,14 +22,14 @@ def summarise(probe: Probe) -> dict[str, Any]:
     """Return every figure of the page; None where there is none.
 
     Comparisons of right with wrong answers leave out answers that were cut off and problems with only one kind."""
-    answers = {"student": probe.student, "teacher": [[answer] for answer in probe.teacher]}
     whole = [[row for row in rows if row.finish_reason != "length"] for rows in probe.student]
     attention = _sides(whole, lambda row: row.attention_divergence)
     all_tokens = _preference(_sides(whole, lambda row: row.log_ratio))
     first_tokens = _preference(_sides(whole, lambda row: _before_the_end(row, "log_ratio")))
     lower_attention = _preference([(wrong, right) for right, wrong in attention])
     return {
-        **{role: _of_role(by_problem) for role, by_problem in answers.items()},
+        "student": _of_role(probe.student),
+        "teacher": _of_role([[answer] for answer in probe.teacher]),
         "preference": all_tokens,
         "verdict": _verdict(all_tokens),
         "preference_before_the_end": first_tokens,
@@ -83,18 +82,16 @@ def _before_the_end(row: Trajectory, name: str) -> float | None:
 
 def _control(problems: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
     """Return the preferences with another problem's reference, and what the own reference adds on the same problems."""
-    whole: tuple[Value, Value] = (lambda row: row.log_ratio, lambda row: row.control)
-    start: tuple[Value, Value] = (
-        lambda row: _before_the_end(row, "log_ratio"),
-        lambda row: _before_the_end(row, "control"),
-    )
+
+    def whole(row: Trajectory) -> tuple[float, float] | None:
+        return None if row.control is None else (row.log_ratio, row.control)
+
+    def start(row: Trajectory) -> tuple[float, float] | None:
+        own, other = _before_the_end(row, "log_ratio"), _before_the_end(row, "control")
+        return None if own is None or other is None else (own, other)
+
     figures: dict[str, Any] = {}
-    for ending, (own, other) in {"": whole, "_before_the_end": start}.items():
-
-        def both(row: Trajectory, own: Value = own, other: Value = other) -> tuple[float, float] | None:
-            first, second = own(row), other(row)
-            return None if first is None or second is None else (first, second)
-
+    for ending, both in (("", whole), ("_before_the_end", start)):
         shares = [
             [preference([pair[n] for pair in right], [pair[n] for pair in wrong]) or 0.0 for n in (0, 1)]
             for right, wrong in _sides(problems, both)
