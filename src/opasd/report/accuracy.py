@@ -76,12 +76,8 @@ def telling_measures(runs: Sequence[Run], name: str) -> list[str]:
         measures = run.validation.get(name, {})
         most = max(_passes(measures), default=0)
         telling |= dict.fromkeys(m for m in measures if m != STDERR and _k(m) in (None, 1, most))
-    return sorted(telling, key=_order)
-
-
-def _order(measure: str) -> tuple[int, int, str]:
-    group = next((number for number, start in enumerate(_ORDER) if measure.startswith(start)), len(_ORDER))
-    return group, _k(measure) or 0, measure
+    positions = {m: next((n for n, start in enumerate(_ORDER) if m.startswith(start)), len(_ORDER)) for m in telling}
+    return sorted(telling, key=lambda measure: (positions[measure], _k(measure) or 0, measure))
 
 
 def _words(measure: str) -> tuple[str, str, bool]:

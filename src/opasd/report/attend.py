@@ -67,14 +67,21 @@ def attend(
     """Write the page, and a run's records beside it, and return the page's path."""
     text = _read_completion(completion)
     subject = load(source)
-    target = out or _default_target(subject, numbers)
+    name = "-".join(map(str, numbers[:6]))
+    in_run = subject.folder and subject.folder / "attention" / f"problem-{name}.html"
+    target = out or in_run or Path(f"attention-{slug(subject.name)}-{name}.html")
     _check_page(target)
     record_files = [target.parent / f"problem-{number}.json" for number in numbers] if subject.folder else []
     for file in record_files:
-        _check_record(file)
+        if file.exists() and not is_record(read_object(file)):
+            raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
     problems = _problems(subject, data, numbers)
     config = subject.config.objective.attention.model_copy(update={"layers": layers} if layers else {})
-    stages = _stages(subject, config.layers)
+    before = Scorer(subject.before, config.layers)
+    stages = [Stage("before" if subject.after else "as it is", before, subject.without_adapters)]
+    if subject.after is not None:
+        same_model = subject.after is subject.before
+        stages.append(Stage("after", before if same_model else Scorer(subject.after, config.layers)))
     teacher = stages[-1] if subject.config.teacher.update == "live" else stages[0]
     sampled = "sampled" if subject.after is None else f"sampled {sampler} training"
     records = []
@@ -99,14 +106,6 @@ def attend(
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}; give another --output") from error
     return target
-
-
-def _default_target(subject: Subject, numbers: Sequence[int]) -> Path:
-    """Return the page's path: among a run's records, or in the current folder for a model."""
-    name = "-".join(map(str, numbers[:6]))
-    if subject.folder is not None:
-        return subject.folder / "attention" / f"problem-{name}.html"
-    return Path(f"attention-{slug(subject.name)}-{name}.html")
 
 
 def load(source: str) -> Subject:
@@ -142,14 +141,6 @@ def _ready(model: Any) -> Any:
     if getattr(model, "is_quantized", False):  # its device is decided when it is loaded
         return model.eval()
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-
-
-def _stages(subject: Subject, depth: int) -> list[Stage]:
-    before = Scorer(subject.before, depth)
-    if subject.after is None:
-        return [Stage("as it is", before, subject.without_adapters)]
-    after = before if subject.after is subject.before else Scorer(subject.after, depth)
-    return [Stage("before", before, subject.without_adapters), Stage("after", after)]
 
 
 def _teacher_note(subject: Subject) -> str:
@@ -223,15 +214,5 @@ def _check_page(target: Path) -> None:
     """Refuse to overwrite anything but a page of this package."""
     if target.is_dir():
         raise ConfigError(f"{target} is a folder; give the page's file name as --output")
-    if target.exists():
-        with target.open("rb") as file:
-            if f'content="{GENERATOR}"'.encode() not in file.read(4000):
-                raise ConfigError(
-                    f"{target} exists and is no page of ours, and is not overwritten; give another --output"
-                )
-
-
-def _check_record(file: Path) -> None:
-    """Refuse to overwrite anything but a record of the viewer."""
-    if file.exists() and not is_record(read_object(file)):
-        raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
+    if target.exists() and f'content="{GENERATOR}"'.encode() not in target.read_bytes()[:4000]:
+        raise ConfigError(f"{target} exists and is no page of ours, and is not overwritten; give another --output")

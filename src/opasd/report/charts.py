@@ -12,9 +12,9 @@ from typing import Any
 
 from opasd.analysis.curves import Point
 from opasd.errors import ConfigError
+from opasd.report.assets import CHART_STYLE, COLOURS, resolved
 from opasd.report.figure import Figure, Series
 from opasd.report.numbers import labels, percent
-from opasd.report.palette import CHART_STYLE, COLOURS, resolved
 from opasd.report.text import printable, safe, shared_start, shortened
 
 WIDTH, PLOT_HEIGHT = 560, 236

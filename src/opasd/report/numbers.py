@@ -6,6 +6,9 @@ from itertools import pairwise
 
 from opasd.rounding import MINUS, fixed, per_cent
 
+_UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "K"))
+"""From this size on, divided by this, with this unit."""
+
 
 def short(value: float | None) -> str:
     """Three significant digits, with thousands as K, M, …: for axes and counts."""
@@ -14,9 +17,8 @@ def short(value: float | None) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")):
+    for limit, scale, unit in _UNITS:
         if size >= limit * (1 - 5e-4) and size < 1e15:
-            scale = 1e3 if unit == "K" else limit
             return f"{value / scale:.3g}{unit}".replace("-", MINUS)
     text = f"{value:.3g}" if size < 1e3 or size >= 1e15 else f"{value:.0f}"
     return text.replace("e-0", "e-").replace("e+0", "e+").replace("-", MINUS)
@@ -27,8 +29,7 @@ def labels(values: Sequence[float], *, percent: bool = False) -> list[str]:
     largest = max(map(abs, values), default=0.0)
     if not percent and not 1e-3 <= largest < 1e15:
         return [short(value) for value in values]
-    units = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "K"), (0.0, 1.0, ""))
-    scale, unit = next((scale, name) for limit, scale, name in units if largest >= limit)
+    scale, unit = next(((scale, unit) for limit, scale, unit in _UNITS if largest >= limit), (1.0, ""))
     if percent:
         scale, unit = 0.01, " %"
     scaled = [value / scale for value in values]

@@ -9,10 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opasd.report.assets import asset, template
+from opasd.report.assets import CHART_STYLE, COLOURS, DARK, LIGHT, asset, dot, template
 from opasd.report.charts import hover, svg, without_shared_start
 from opasd.report.figure import Figure
-from opasd.report.palette import CHART_STYLE, COLOURS, DARK, LIGHT, dot
 from opasd.report.tables import Table, forms, to_html
 from opasd.report.text import digest, embedded, safe
 

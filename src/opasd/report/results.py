@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from opasd.analysis.curves import Point, number
 from opasd.analysis.markers import density
@@ -14,7 +13,7 @@ from opasd.report.numbers import duration, percent, short, size
 from opasd.report.run import BenchmarkResult, RecordedSample, Run
 from opasd.report.summary import LAST, evaluated_sets, shown, tail, validated_measures
 from opasd.report.tables import Cell, Table
-from opasd.rounding import fixed, per_cent
+from opasd.rounding import fixed, per_cent, with_interval
 
 Column = tuple[str, list[Cell]]
 """A heading, and a cell for each run."""
@@ -22,9 +21,10 @@ Column = tuple[str, list[Cell]]
 
 def results(runs: Sequence[Run]) -> Table:
     """Return the table of what each run reached, with intervals."""
+    seeds = [run.setting("train", "seed") for run in runs]
     columns: list[Column] = [
         ("method", [Cell(run.method) for run in runs]),
-        ("seed", [_setting(run.setting("train", "seed")) for run in runs]),
+        ("seed", [Cell("" if seed is None else shown(seed), number(seed)) for seed in seeds]),
         ("steps", [Cell(f"{run.spending.steps:,}" if run.rows else "–", run.spending.steps) for run in runs]),
     ]
     note = (
@@ -142,8 +142,7 @@ def _by_run(table_id: str, title: str, runs: Sequence[Run], columns: Sequence[Co
 def _estimate(estimate: Estimate | None, *, sign: bool = False) -> Cell:
     if estimate is None:
         return Cell("–")
-    mean, low, high = map(per_cent, estimate)
-    return Cell(f"{fixed(mean, 1, sign=sign)} [{fixed(low, 1, sign=sign)}, {fixed(high, 1, sign=sign)}]", mean)
+    return Cell(with_interval(map(per_cent, estimate), sign=sign), per_cent(estimate.mean))
 
 
 def _first_to_last(points: Sequence[Point] | None) -> Cell:
@@ -162,8 +161,7 @@ def _at_the_end(points: Sequence[Point], scale: Callable[[float], float] = float
     summary = summarise(values)
     if summary.interval is None or len(values) < 3:
         return Cell(fixed(summary.mean, 1), summary.mean)
-    low, high = summary.interval
-    return Cell(f"{fixed(summary.mean, 1)} [{fixed(low, 1)}, {fixed(high, 1)}]", summary.mean)
+    return Cell(with_interval([summary.mean, *summary.interval]), summary.mean)
 
 
 def _answers(run: Run) -> list[RecordedSample]:
@@ -186,7 +184,3 @@ def _markers(run: Run) -> Cell:
     datasets = list(run.answers) or list(run.markers)
     per_1000 = density(counts for name in datasets for counts in run.markers.get(name, []))
     return Cell(fixed(per_1000, 2), per_1000)
-
-
-def _setting(value: Any) -> Cell:
-    return Cell("" if value is None else shown(value), number(value))

@@ -5,7 +5,7 @@ from typing import Any
 
 from opasd.analysis.compare import Divergence, first_divergence, reasoning_steps
 from opasd.analysis.markers import count_markers
-from opasd.report.palette import dot
+from opasd.report.assets import dot
 from opasd.report.run import RecordedSample, Run
 from opasd.report.text import safe, shortened
 from opasd.rounding import fixed

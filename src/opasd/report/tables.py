@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opasd.report.palette import dot
+from opasd.report.assets import dot
 from opasd.report.text import csv_text, printable, safe
 
 
