@@ -13,9 +13,9 @@ OTHER = "Plan: Bob, Ann.\nAnn: 4 + 3 = 7, minus 1 = 6.\nBob: 6 * 2 = 12.\nAnswer
 
 def test_the_step_in_which_they_part():
     assert reasoning_steps(BASE)[1] == "Ann: 4 + 3 = 7.\n"
-    found = first_divergence(BASE, OTHER)
-    assert found == Divergence(step=1, first=16, second=16)
-    assert BASE[found.first :].startswith("Ann: 4 + 3 = 7.")
+    divergence = first_divergence(BASE, OTHER)
+    assert divergence == Divergence(step=1, first=16, second=16)
+    assert BASE[divergence.first :].startswith("Ann: 4 + 3 = 7.")
 
 
 def test_sentences_of_one_paragraph_are_steps_and_decimals_are_not():
@@ -31,18 +31,18 @@ def test_steps_joined_are_the_text(text):
 
 @given(st.text(alphabet="ab. \n", max_size=40), st.text(alphabet="ab. \n", max_size=40))
 def test_what_comes_before_is_the_same(first, second):
-    found = first_divergence(first, second)
-    if found is None:
+    divergence = first_divergence(first, second)
+    if divergence is None:
         assert first.strip() == second.strip()
         return
     steps = reasoning_steps(first)
-    before = [*zip_longest(steps, reasoning_steps(second), fillvalue="")][: found.step]
-    assert all(one.strip() == other.strip() for one, other in before)
-    assert sum(map(len, steps[: found.step])) == found.first
-    assert second[found.second :].strip() != first[found.first :].strip()
+    before = [*zip_longest(steps, reasoning_steps(second), fillvalue="")][: divergence.step]
+    assert all(own.strip() == other.strip() for own, other in before)
+    assert sum(map(len, steps[: divergence.step])) == divergence.first
+    assert second[divergence.second :].strip() != first[divergence.first :].strip()
 
 
 def test_a_wall_of_text_has_steps_too():
-    found = first_divergence("a " * 500_000, "a " * 499_999 + "b")
-    assert found is not None
-    assert (found.step, found.first) == (2499, 999_600)
+    divergence = first_divergence("a " * 500_000, "a " * 499_999 + "b")
+    assert divergence is not None
+    assert (divergence.step, divergence.first) == (2499, 999_600)

@@ -36,18 +36,18 @@ def test_rows_of_anything_give_finite_points(rows):
     validation_curves(rows)
 
 
-@pytest.mark.parametrize("odd", [None, True, "1", [1], math.nan, math.inf, 10**400])
-def test_what_is_no_number(odd):
-    assert number(odd) is None
+@pytest.mark.parametrize("value", [None, True, "1", [1], math.nan, math.inf, 10**400])
+def test_what_is_no_number(value):
+    assert number(value) is None
 
 
 @given(points, st.floats(0, 0.99))
 def test_ema_is_the_weighted_sum_of_the_past(curve_, smoothing):
     """m_t = s^{t−1} y₁ + (1 − s) Σ_{i=2..t} s^{t−i} y_i."""
-    for t, (_, found) in enumerate(ema(curve_, smoothing), 1):
+    for t, (_, smoothed) in enumerate(ema(curve_, smoothing), 1):
         ys = [y for _, y in curve_[:t]]
         weights = [smoothing ** (t - 1), *((1 - smoothing) * smoothing ** (t - i) for i in range(2, t + 1))]
-        assert found == pytest.approx(math.fsum(w * y for w, y in zip(weights, ys, strict=True)), rel=1e-9, abs=1e-6)
+        assert smoothed == pytest.approx(math.fsum(w * y for w, y in zip(weights, ys, strict=True)), rel=1e-9, abs=1e-6)
 
 
 def test_ema_of_a_constant_is_the_constant_and_the_paper_smooths_with_seven_tenths():
@@ -57,9 +57,9 @@ def test_ema_of_a_constant_is_the_constant_and_the_paper_smooths_with_seven_tent
 
 @given(points)
 def test_cumulative_by_brute_force(curve_):
-    for place, (x, total) in enumerate(cumulative(curve_)):
-        assert x == curve_[place][0]
-        assert total == pytest.approx(math.fsum(y for _, y in curve_[: place + 1]), abs=1e-6)
+    for index, (x, total) in enumerate(cumulative(curve_)):
+        assert x == curve_[index][0]
+        assert total == pytest.approx(math.fsum(y for _, y in curve_[: index + 1]), abs=1e-6)
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.lists(st.integers(0, 25), max_size=6, unique=True))

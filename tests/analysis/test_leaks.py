@@ -9,10 +9,10 @@ from opasd.config import PromptConfig
 
 
 def test_the_packages_wording_tells_of_the_reference_solution():
-    found = telltales(PromptConfig())
-    assert ("reference", "solution") in found
-    assert ("final", "answer") not in found  # the student is told to give one
-    assert all(len(word) >= 5 for phrase in found for word in phrase)
+    phrases = telltales(PromptConfig())
+    assert ("reference", "solution") in phrases
+    assert ("final", "answer") not in phrases  # the student is told to give one
+    assert all(len(word) >= 5 for phrase in phrases for word in phrase)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_words_on_two_sides_of_a_gap_are_no_phrase():
 def test_any_wording_makes_a_pattern_that_finds_its_own_phrases(wording):
     prompts = PromptConfig(reference=f"{wording.replace('{', '{{').replace('}', '}}')}{{solution}}")
     pattern = leak_pattern(prompts)
-    for one, other in telltales(prompts):
+    for first, second in telltales(prompts):
         assert pattern is not None
-        assert pattern.search(f"x. {one.upper()}\t{other} y")
+        assert pattern.search(f"x. {first.upper()}\t{second} y")

@@ -65,14 +65,14 @@ responses = st.lists(
 
 
 @given(responses)
-def test_densities_are_pooled_and_add_up(found):
-    tokens = sum(one.tokens for one in found)
+def test_densities_are_pooled_and_add_up(responses):
+    tokens = sum(response.tokens for response in responses)
     if tokens == 0:
-        assert density(found) is None
+        assert density(responses) is None
         return
-    expected = 1000 * sum(sum(one.markers.values()) for one in found) / tokens
-    assert density(found) == pytest.approx(expected)
-    assert sum(density_by_marker(found).values()) == pytest.approx(expected)
+    expected = 1000 * sum(sum(response.markers.values()) for response in responses) / tokens
+    assert density(responses) == pytest.approx(expected)
+    assert sum(density_by_marker(responses).values()) == pytest.approx(expected)
 
 
 def test_the_change_from_the_base():

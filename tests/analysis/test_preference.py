@@ -15,16 +15,16 @@ FEW = st.lists(st.integers(-3, 3).map(float), max_size=6)
 @given(right=FEW, wrong=FEW)
 def test_preference_is_the_rank_sum_of_the_right_ones(right, wrong):
     """Mann and Whitney: ranks with ties shared, less what the right ones have among themselves."""
-    found = preference(right, wrong)
+    share = preference(right, wrong)
     if not right or not wrong:
-        assert found is None
+        assert share is None
         return
     both = sorted([*right, *wrong])
     rank = {value: Fraction(2 * both.index(value) + both.count(value) + 1, 2) for value in both}
     wins = sum(rank[value] for value in right) - Fraction(len(right) * (len(right) + 1), 2)
-    assert found == pytest.approx(float(wins / (len(right) * len(wrong))))
-    assert found + preference(wrong, right) == pytest.approx(1)
-    assert preference([math.exp(value) for value in right], [math.exp(value) for value in wrong]) == found
+    assert share == pytest.approx(float(wins / (len(right) * len(wrong))))
+    assert share + preference(wrong, right) == pytest.approx(1)
+    assert preference([math.exp(value) for value in right], [math.exp(value) for value in wrong]) == share
 
 
 def test_preference_by_hand():
@@ -61,19 +61,19 @@ def dealt(count):
 @given(values=st.lists(st.integers(-1000, 1000), max_size=75))
 def test_tenths_are_sums_of_even_parts_in_order(values):
     """Integers have exact sums."""
-    found = tenths([float(value) for value in values])
+    sums = tenths([float(value) for value in values])
     sizes = dealt(len(values))
     if len(values) < 10:
-        assert found is None
+        assert sums is None
         assert min(sizes) == 0
         return
     rest = list(values)
-    assert found == [sum(rest.pop(0) for _ in range(size)) for size in sizes]
+    assert sums == [sum(rest.pop(0) for _ in range(size)) for size in sizes]
     assert rest == []
-    assert sum(found) == sum(values)
+    assert sum(sums) == sum(values)
     assert max(sizes) - min(sizes) <= 1
     first = values[: len(values) - sizes[-1]]
-    assert before_the_end(found, len(values)) == sum(first) / len(first)
+    assert before_the_end(sums, len(values)) == sum(first) / len(first)
 
 
 def test_the_number_of_each_token_names_its_tenth():
@@ -88,8 +88,8 @@ def test_the_number_of_each_token_names_its_tenth():
 
 @given(values=st.lists(st.floats(-50, 50), min_size=10, max_size=60))
 def test_tenths_add_up_to_the_mean_of_all(values):
-    found = tenths(values)
-    assert math.fsum(found) == pytest.approx(math.fsum(values), abs=1e-9)
+    sums = tenths(values)
+    assert math.fsum(sums) == pytest.approx(math.fsum(values), abs=1e-9)
     end = len(values) // 10
-    whole = ((len(values) - end) * before_the_end(found, len(values)) + math.fsum(values[-end:])) / len(values)
+    whole = ((len(values) - end) * before_the_end(sums, len(values)) + math.fsum(values[-end:])) / len(values)
     assert whole == pytest.approx(math.fsum(values) / len(values), abs=1e-9)

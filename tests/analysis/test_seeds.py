@@ -41,18 +41,18 @@ def test_the_seeds_table_of_the_paper():
         "Average": ([51.04, 50.76, 50.85], ("50.88", "0.14", "0.36")),
     }
     for values, printed in columns.values():
-        found = summarise(values)
-        assert (f"{found.mean:.2f}", f"{found.sd:.2f}", f"{found.half_width:.2f}") == printed
+        summary = summarise(values)
+        assert (f"{summary.mean:.2f}", f"{summary.sd:.2f}", f"{summary.half_width:.2f}") == printed
     low, high = summarise(columns["Average"][0]).interval
     assert (f"{low:.2f}", f"{high:.2f}") == ("50.53", "51.24")
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
 def test_against_the_standard_library(values):
-    found = summarise(values)
-    assert found.mean == pytest.approx(statistics.fmean(values))
-    assert found.sd == pytest.approx(statistics.stdev(values))
-    assert found.half_width == pytest.approx(t_quantile(len(values) - 1) * found.sd / math.sqrt(len(values)))
+    summary = summarise(values)
+    assert summary.mean == pytest.approx(statistics.fmean(values))
+    assert summary.sd == pytest.approx(statistics.stdev(values))
+    assert summary.half_width == pytest.approx(t_quantile(len(values) - 1) * summary.sd / math.sqrt(len(values)))
 
 
 def test_one_run_has_no_spread_and_none_is_refused():

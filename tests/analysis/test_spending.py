@@ -19,15 +19,15 @@ ROWS = [
 
 
 def test_by_hand():
-    found = spending(ROWS)
-    assert found.steps == 2
-    assert found.seconds == 30
-    assert found.hours == pytest.approx(30 / 3600)
-    assert found.seconds_by_part == {"rollout": 11, "update": 3}
-    assert found.eflops_by_part == {"rollout": 6, "update": 2}
-    assert found.eflops == 8
-    assert (found.tokens_generated, found.tokens_processed, found.peak_bytes) == (150, 400, 9)
-    assert found.ms_per_processed_token == pytest.approx((2 * 300 + 4 * 100) / 400)
+    spent = spending(ROWS)
+    assert spent.steps == 2
+    assert spent.seconds == 30
+    assert spent.hours == pytest.approx(30 / 3600)
+    assert spent.seconds_by_part == {"rollout": 11, "update": 3}
+    assert spent.eflops_by_part == {"rollout": 6, "update": 2}
+    assert spent.eflops == 8
+    assert (spent.tokens_generated, spent.tokens_processed, spent.peak_bytes) == (150, 400, 9)
+    assert spent.ms_per_processed_token == pytest.approx((2 * 300 + 4 * 100) / 400)
 
 
 def test_a_step_that_was_made_twice_is_paid_once():
@@ -35,9 +35,9 @@ def test_a_step_that_was_made_twice_is_paid_once():
 
 
 def test_of_nothing():
-    found = spending([])
-    assert found.steps == 0
-    assert (found.seconds, found.hours, found.eflops, found.peak_bytes, found.ms_per_processed_token) == (None,) * 5
+    spent = spending([])
+    assert spent.steps == 0
+    assert (spent.seconds, spent.hours, spent.eflops, spent.peak_bytes, spent.ms_per_processed_token) == (None,) * 5
 
 
 def test_opasd_beats_opsd_in_the_paper():

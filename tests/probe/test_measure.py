@@ -89,12 +89,12 @@ def test_chunks_change_nothing_and_hold_no_more_logits_than_they_may(tokens, voc
     rows, own = [], token.head_logits
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token, "head_logits", lambda hidden_CE, head: rows.append(len(hidden_CE)) or own(hidden_CE, head))
-        found = log_probabilities(hidden, head, ids, chunk_tokens=chunk)
+        log_probs = log_probabilities(hidden, head, ids, chunk_tokens=chunk)
     assert sum(rows) == tokens
     assert all(count <= chunk for count in rows)
     wide = OutputHead(head.weight_VE.double(), head.bias_V.double(), head.scale, head.softcap)
     expected = wide.logits(hidden.double()).log_softmax(-1)[torch.arange(tokens), ids]
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(log_probs.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_long_rollout_of_a_large_vocabulary_keeps_to_the_workspace(monkeypatch):
@@ -113,10 +113,10 @@ def test_mixed_precision_and_both_losses_whatever_their_weights():
     rollouts, config = make_rollouts((6, 3)), OPASDConfig.model_validate({"objective": {"attention_weight": 0.0}})
     plain = judge(make_model("qwen3"), rollouts, config)
     mixed = judge(make_model("qwen3"), rollouts, config, precision=torch.bfloat16)
-    for one, other in zip(plain, mixed, strict=True):
-        assert one["attention_divergence"]
-        assert one["log_ratio"] != other["log_ratio"]
-        assert one["log_ratio"] == pytest.approx(other["log_ratio"], abs=0.3)
+    for reading, other in zip(plain, mixed, strict=True):
+        assert reading["attention_divergence"]
+        assert reading["log_ratio"] != other["log_ratio"]
+        assert reading["log_ratio"] == pytest.approx(other["log_ratio"], abs=0.3)
 
 
 def biased(module, query, key, value, attention_mask, scaling, **_):
@@ -173,11 +173,11 @@ def test_a_reply_is_graded_and_searched_for_leaks(prompts):
 def test_another_problems_reference_is_the_next_with_another_answer():
     builder = PromptBuilder(TOKENIZER, PromptConfig(max_teacher_tokens=300, cut_solution="skip"))
     made = [Problem(f"q{i}?", f"s{i}", answer, f"p{i}") for i, answer in enumerate(["1", "1", "2", "1"])]
-    found = with_others_references(builder, [builder.pair(problem) for problem in made])
-    assert [pair and (pair.problem.id, pair.problem.solution) for pair in found] == [
+    changed = with_others_references(builder, [builder.pair(problem) for problem in made])
+    assert [pair and (pair.problem.id, pair.problem.solution) for pair in changed] == [
         ("p0", "s2"), ("p1", "s2"), ("p2", "s3"), ("p3", "s2"),
     ]  # fmt: skip
-    assert [pair.student_ids for pair in found if pair] == [builder.pair(problem).student_ids for problem in made]
+    assert [pair.student_ids for pair in changed if pair] == [builder.pair(problem).student_ids for problem in made]
     same = [builder.pair(problem) for problem in made[:2]]
     assert with_others_references(builder, same) == [None, None]
     tight = PromptBuilder(TOKENIZER, PromptConfig(max_teacher_tokens=len(same[0].teacher_ids), cut_solution="skip"))
@@ -193,7 +193,9 @@ def test_another_problems_reference_is_the_next_with_another_answer():
 def chosen(config, count=8, **prompts):
     said = []
     builder = PromptBuilder(TOKENIZER, PromptConfig(**prompts))
-    return [(one.section, one.pair.problem.question) for one in held_out(config, builder, count, said.append)], said
+    return [
+        (problem.section, problem.pair.problem.question) for problem in held_out(config, builder, count, said.append)
+    ], said
 
 
 @pytest.fixture
@@ -214,11 +216,11 @@ def test_validation_sets_in_order_else_the_training_data():
     questions = [("validation_data.a", "a0?"), ("validation_data.a", "a1?"), ("validation_data.b", "b0?")]
     assert chosen(config_of(a={}, b={}), 3) == (questions, [])
     assert chosen(config_of(a={}, gone={}), 2) == (questions[:2], [])  # what is not needed is not read
-    found, said = chosen(config_of(), 5)
-    assert found == [("data", f"train{i}?") for i in range(3)]
+    problems, said = chosen(config_of(), 5)
+    assert problems == [("data", f"train{i}?") for i in range(3)]
     assert said == ["5 problems were asked for; data has 3"]
-    found, said = chosen(config_of(a={"columns": {"solution": None}}), 2)
-    assert found == [("data", "train0?"), ("data", "train1?")]
+    problems, said = chosen(config_of(a={"columns": {"solution": None}}), 2)
+    assert problems == [("data", "train0?"), ("data", "train1?")]
     assert "validation_data.a has no solutions" in said[0]
     shown = {"reference": "It is {answer}."}
     config = config_of(a={"columns": {"solution": None}}).model_copy(update={"prompts": PromptConfig(**shown)})

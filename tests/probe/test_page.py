@@ -22,8 +22,8 @@ def made(correct, ratios, attention, control=None):
 
 def lines_of(*problems, leaks=False):
     answer = GradedAnswer("data", "p", 0, True, "stop", 20, leaks)
-    found = Probe([list(rows) for rows in problems], [answer] * len(problems))
-    return probe_page("mine", RunConfig(), len(problems), 2, summarise(found)).splitlines()
+    measured = Probe([list(rows) for rows in problems], [answer] * len(problems))
+    return probe_page("mine", RunConfig(), len(problems), 2, summarise(measured)).splitlines()
 
 
 LATE = "Before the last tenth this is not shown: the teacher corrects final answers more than the steps before them."

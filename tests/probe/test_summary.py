@@ -84,7 +84,7 @@ def compare(problems, value):
 @settings(max_examples=60)
 @given(problems=PROBLEMS)
 def test_preferences_are_means_over_problems_by_plain_loops(problems):
-    found = summary_of(*rows_of(problems))
+    summary = summary_of(*rows_of(problems))
     for name, verdict, value in (
         ("preference", "verdict", mean),
         ("attention_preference", "attention_verdict", lambda values: -mean(looks(values))),
@@ -96,14 +96,14 @@ def test_preferences_are_means_over_problems_by_plain_loops(problems):
     ):
         shares, pairs = compare(problems, value)
         if not shares:
-            assert (found[name], found[verdict]) == (None, "none")
+            assert (summary[name], summary[verdict]) == (None, "none")
             continue
         low, high = estimate(shares)[1:]
-        assert found[name] == pytest.approx(
+        assert summary[name] == pytest.approx(
             {"mean": statistics.fmean(shares), "low": low, "high": high, "problems": len(shares), "pairs": pairs}
         )
         expected = "above" if low > 0.5 else "below" if high < 0.5 else "open"
-        assert found[verdict] == (expected if len(shares) >= probe_summary.FEWEST else "too few")
+        assert summary[verdict] == (expected if len(shares) >= probe_summary.FEWEST else "too few")
 
 
 @settings(max_examples=60)
@@ -112,30 +112,30 @@ def test_the_control_is_of_the_same_problems_by_plain_loops(problems, lacking):
     """The control's tokens are those of the attention, turned around; one problem has none."""
     rows = rows_of(problems)
     rows = [
-        [answer(v, control=None if place == lacking else looks(v)[::-1], correct=c, finish=f) for v, c, f in answers]
-        for place, answers in enumerate(problems)
+        [answer(v, control=None if index == lacking else looks(v)[::-1], correct=c, finish=f) for v, c, f in answers]
+        for index, answers in enumerate(problems)
     ]
-    found = summary_of(*rows)
-    kept = [answers for place, answers in enumerate(problems) if place != lacking]
+    summary = summary_of(*rows)
+    compared = [answers for index, answers in enumerate(problems) if index != lacking]
 
     def first(values):
         return mean(values[: -len(cut(values)[9])]) if len(values) >= 10 else None
 
     for name, value in (("", mean), ("_before_the_end", first)):
-        own, _ = compare(kept, value)
-        other, _ = compare(kept, lambda values, value=value: value(looks(values)[::-1]))
+        own, _ = compare(compared, value)
+        other, _ = compare(compared, lambda values, value=value: value(looks(values)[::-1]))
         if not own:
-            assert found[f"control_preference{name}"] is found[f"own_adds{name}"] is None
+            assert summary[f"control_preference{name}"] is summary[f"own_adds{name}"] is None
             continue
-        assert found[f"control_preference{name}"] == pytest.approx(estimate(other)._asdict())
-        adds = estimate([mine - theirs for mine, theirs in zip(own, other, strict=True)])
-        assert found[f"own_adds{name}"] == pytest.approx(adds._asdict(), abs=1e-12)
+        assert summary[f"control_preference{name}"] == pytest.approx(estimate(other)._asdict())
+        adds = estimate([with_own - with_other for with_own, with_other in zip(own, other, strict=True)])
+        assert summary[f"own_adds{name}"] == pytest.approx(adds._asdict(), abs=1e-12)
 
 
 @settings(max_examples=60)
 @given(problems=PROBLEMS)
 def test_right_beside_wrong_is_over_problems_with_both(problems):
-    found = summary_of(*rows_of(problems))
+    summary = summary_of(*rows_of(problems))
     finished = [
         [([values for values, c, f in answers if f == "stop" and c == kind]) for kind in (True, False)]
         for answers in problems
@@ -143,56 +143,56 @@ def test_right_beside_wrong_is_over_problems_with_both(problems):
     both = [sides for sides in finished if all(sides)]
     for name, side in (("attention_divergence_right", 0), ("attention_divergence_wrong", 1)):
         means = [mean([mean(looks(values)) for values in sides[side]]) for sides in both]
-        assert (found[name] and found[name]["mean"]) == (pytest.approx(float(mean(means))) if means else None)
+        assert (summary[name] and summary[name]["mean"]) == (pytest.approx(float(mean(means))) if means else None)
     long = [[[values for values in side if len(values) >= 10] for side in sides] for sides in both]
     long = [sides for sides in long if all(sides)]
     if not long:
-        assert found["tenths"] == {"log_ratio": None, "divergence": None, "attention_divergence": None}
-        assert (found["log_ratio_difference"], found["late"]) == (None, None)
+        assert summary["tenths"] == {"log_ratio": None, "divergence": None, "attention_divergence": None}
+        assert (summary["log_ratio_difference"], summary["late"]) == (None, None)
         return
     for name, of in (("log_ratio", list), ("divergence", lambda v: list(map(abs, v))), ("attention_divergence", looks)):
-        assert found["tenths"][name]["problems"] == len(long)
+        assert summary["tenths"][name]["problems"] == len(long)
         for kind, side in (("right", 0), ("wrong", 1)):
             expected = [
                 mean([mean([sum(cut(of(values))[number]) for values in sides[side]]) for sides in long])
                 for number in range(10)
             ]
-            assert found["tenths"][name][kind] == pytest.approx([float(value) for value in expected])
+            assert summary["tenths"][name][kind] == pytest.approx([float(value) for value in expected])
     apart = [mean([sum(v) for v in right]) - mean([sum(v) for v in wrong]) for right, wrong in long]
     last = [mean([sum(cut(v)[9]) for v in right]) - mean([sum(cut(v)[9]) for v in wrong]) for right, wrong in long]
     interval = estimate([float(value) for value in apart])
-    assert found["log_ratio_difference"] == pytest.approx(interval._asdict(), abs=1e-12)
+    assert summary["log_ratio_difference"] == pytest.approx(interval._asdict(), abs=1e-12)
     if interval.low > 1e-9 or interval.high < -1e-9:
-        assert found["late"] == pytest.approx(float(mean(last) / mean(apart)))
+        assert summary["late"] == pytest.approx(float(mean(last) / mean(apart)))
     elif interval.low < -1e-9 and interval.high > 1e-9:
-        assert found["late"] is None
+        assert summary["late"] is None
 
 
 @settings(max_examples=40)
 @given(problems=PROBLEMS)
 def test_figures_of_all_answers_are_means_over_problems_by_plain_loops(problems):
-    found, rows = summary_of(*rows_of(problems)), rows_of(problems)
+    summary, rows = summary_of(*rows_of(problems)), rows_of(problems)
     for name, wanted in (("log_ratio_right", True), ("log_ratio_wrong", False)):
-        kept = [[row.log_ratio for row in several if row.correct == wanted] for several in rows]
-        means = [statistics.fmean(values) for values in kept if values]
-        assert (found[name] and found[name]["mean"]) == (pytest.approx(statistics.fmean(means)) if means else None)
+        matching = [[row.log_ratio for row in answers if row.correct == wanted] for answers in rows]
+        means = [statistics.fmean(values) for values in matching if values]
+        assert (summary[name] and summary[name]["mean"]) == (pytest.approx(statistics.fmean(means)) if means else None)
     for name in ("divergence", "attention_divergence"):
-        means = [statistics.fmean(getattr(row, name) for row in several) for several in rows]
-        assert found[name]["mean"] == pytest.approx(statistics.fmean(means))
-    flat = [row for several in rows for row in several]
-    assert found["student"]["accuracy"]["mean"] == pytest.approx(statistics.fmean(row.correct for row in flat))
-    assert found["student"]["tokens"]["mean"] == pytest.approx(statistics.fmean(row.tokens for row in flat))
-    assert found["student"]["truncated"]["mean"] == pytest.approx(
+        means = [statistics.fmean(getattr(row, name) for row in answers) for answers in rows]
+        assert summary[name]["mean"] == pytest.approx(statistics.fmean(means))
+    flat = [row for answers in rows for row in answers]
+    assert summary["student"]["accuracy"]["mean"] == pytest.approx(statistics.fmean(row.correct for row in flat))
+    assert summary["student"]["tokens"]["mean"] == pytest.approx(statistics.fmean(row.tokens for row in flat))
+    assert summary["student"]["truncated"]["mean"] == pytest.approx(
         statistics.fmean(row.finish_reason == "length" for row in flat)
     )
-    assert found["teacher"]["accuracy"] == {"mean": 1, "low": 1, "high": 1}
+    assert summary["teacher"]["accuracy"] == {"mean": 1, "low": 1, "high": 1}
 
 
 @settings(max_examples=20)
 @given(problems=PROBLEMS)
 def test_rows_read_back_from_json_say_the_same(problems):
     rows = rows_of(problems)
-    back = [[Trajectory(**json.loads(json.dumps(asdict(row)))) for row in several] for several in rows]
+    back = [[Trajectory(**json.loads(json.dumps(asdict(row)))) for row in answers] for answers in rows]
     assert back == rows
     assert json.loads(json.dumps(summary_of(*rows))) == summary_of(*back)
 
@@ -218,13 +218,13 @@ def test_what_the_interval_says_of_one_half(wins, losses, verdict):
 
 def test_a_difference_that_is_all_in_the_last_tenth():
     problem = [answer([-1] * 18 + [0, 0]), answer([-1] * 18 + [-4, -3], correct=False)]
-    found = summary_of(*[problem] * 12)
-    assert (found["preference"]["mean"], found["verdict"]) == (1, "above")
-    assert found["preference_before_the_end"] == {"mean": 0.5, "low": 0.5, "high": 0.5, "problems": 12, "pairs": 12}
-    assert found["verdict_before_the_end"] == "open"
-    assert found["late"] == 1
-    assert found["log_ratio_difference"] == {"mean": 7, "low": 7, "high": 7}
-    assert found["tenths"]["log_ratio"] == {"problems": 12, "right": [-2] * 9 + [0], "wrong": [-2] * 9 + [-7]}
+    summary = summary_of(*[problem] * 12)
+    assert (summary["preference"]["mean"], summary["verdict"]) == (1, "above")
+    assert summary["preference_before_the_end"] == {"mean": 0.5, "low": 0.5, "high": 0.5, "problems": 12, "pairs": 12}
+    assert summary["verdict_before_the_end"] == "open"
+    assert summary["late"] == 1
+    assert summary["log_ratio_difference"] == {"mean": 7, "low": 7, "high": 7}
+    assert summary["tenths"]["log_ratio"] == {"problems": 12, "right": [-2] * 9 + [0], "wrong": [-2] * 9 + [-7]}
 
 
 def test_a_difference_before_the_last_tenth_and_against_it():
@@ -242,41 +242,41 @@ def test_a_difference_before_the_last_tenth_and_against_it():
 def test_each_problem_counts_once_and_one_with_only_one_kind_not_at_all():
     right, wrong, short = answer([0] * 10), answer([-1] * 10, correct=False), answer([-9] * 9)
     cut_off, other = answer([-9] * 10, finish="length"), answer([-3] * 10, correct=False)
-    found = summary_of([right, wrong, wrong, wrong, cut_off, short], [right, other], [wrong, wrong], [right, cut_off])
-    assert found["tenths"]["log_ratio"] == {"problems": 2, "right": [0] * 10, "wrong": [-2] * 10}
-    assert found["preference"]["pairs"] == 7  # a short answer is a whole one
-    assert found["preference_before_the_end"]["pairs"] == 4
+    summary = summary_of([right, wrong, wrong, wrong, cut_off, short], [right, other], [wrong, wrong], [right, cut_off])
+    assert summary["tenths"]["log_ratio"] == {"problems": 2, "right": [0] * 10, "wrong": [-2] * 10}
+    assert summary["preference"]["pairs"] == 7  # a short answer is a whole one
+    assert summary["preference_before_the_end"]["pairs"] == 4
 
 
 def test_attention_the_other_way_round_and_alike():
     near, far = [0.1] * 12, [0.2] * 12
     reversed_ = [answer([0] * 12, far), answer([-1] * 12, near, correct=False)]
-    found = summary_of(*[reversed_] * 10)
-    assert (found["attention_preference"]["mean"], found["attention_verdict"]) == (0, "below")
-    assert found["attention_divergence_right"]["mean"] == pytest.approx(0.2)
-    assert found["attention_divergence_wrong"]["mean"] == pytest.approx(0.1)
-    assert found["verdict"] == "above"
+    summary = summary_of(*[reversed_] * 10)
+    assert (summary["attention_preference"]["mean"], summary["attention_verdict"]) == (0, "below")
+    assert summary["attention_divergence_right"]["mean"] == pytest.approx(0.2)
+    assert summary["attention_divergence_wrong"]["mean"] == pytest.approx(0.1)
+    assert summary["verdict"] == "above"
     alike = summary_of(*[[answer([0] * 12, near), answer([-1] * 12, near, correct=False)]] * 10)
     assert (alike["attention_preference"]["mean"], alike["attention_verdict"]) == (0.5, "open")
 
 
 def test_attention_that_was_not_measured_has_no_figure():
-    found = summary_of([answer([0] * 12, control=[0] * 12), answer([-1] * 12, control=[0] * 12, correct=False)])
-    assert {name for name, value in found.items() if value is None} == {
+    summary = summary_of([answer([0] * 12, control=[0] * 12), answer([-1] * 12, control=[0] * 12, correct=False)])
+    assert {name for name, value in summary.items() if value is None} == {
         "attention_preference",
         "attention_divergence_right",
         "attention_divergence_wrong",
         "attention_divergence",
         "solution_mass",
     }
-    assert (found["attention_verdict"], found["tenths"]["attention_divergence"]) == ("none", None)
-    assert found["tenths"]["log_ratio"]["problems"] == 1
+    assert (summary["attention_verdict"], summary["tenths"]["attention_divergence"]) == ("none", None)
+    assert summary["tenths"]["log_ratio"]["problems"] == 1
     assert summary_of([ROW])["log_ratio_wrong"] is None
 
 
 def test_leaks_are_shares_of_answers_where_the_wording_can_tell():
     rows = [[replace(ROW, leaks=leak) for leak in leaks] for leaks in ((True, False), (False, False))]
-    found = summarise(Probe(rows, [replace(TEACHER, leaks=True), replace(TEACHER, leaks=False)]))
-    assert found["student"]["leaks"] == estimate([0.5, 0.0])._asdict()
-    assert found["teacher"]["leaks"] == estimate([1.0, 0.0])._asdict()
+    summary = summarise(Probe(rows, [replace(TEACHER, leaks=True), replace(TEACHER, leaks=False)]))
+    assert summary["student"]["leaks"] == estimate([0.5, 0.0])._asdict()
+    assert summary["teacher"]["leaks"] == estimate([1.0, 0.0])._asdict()
     assert summary_of([ROW])["student"]["leaks"] is None

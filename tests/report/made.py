@@ -43,7 +43,7 @@ def make_run(
         if step % 6 == 0 or step == steps:
             rows.append(validation(step, 0.3 + 0.2 * step / steps + 0.01 * rng.random()))
     write_lines(path / "metrics.jsonl", rows)
-    sampled = [sample(place % steps + 1, place, rng, text) for place in range(samples)]
+    sampled = [sample(index % steps + 1, index, rng, text) for index in range(samples)]
     write_lines(path / "samples.jsonl", sampled)
     if finished:
         (path / "final").mkdir()
@@ -71,12 +71,12 @@ def validation(step: int, accuracy: float) -> dict[str, Any]:
             "validation/lab/length_mean": 61.0, "validation/lab/truncated": 0.0}  # fmt: skip
 
 
-def sample(step: int, place: int, rng: random.Random, text: str) -> dict[str, Any]:
+def sample(step: int, index: int, rng: random.Random, text: str) -> dict[str, Any]:
     right = rng.random() < 0.5
     completion = text.format(n=7 if right else rng.randrange(20, 99)) if "{n}" in text else text
-    return {"step": step, "id": f"step {step}, problem-{place}, sample 0", "question": f"Question {place}: 4 + 3?",
-            "answer": "7", "completion": completion, "completion_ids": list(range(20 + place % 9)),
-            "finish_reason": "length" if place % 7 == 3 else "stop", "correct": right}  # fmt: skip
+    return {"step": step, "id": f"step {step}, problem-{index}, sample 0", "question": f"Question {index}: 4 + 3?",
+            "answer": "7", "completion": completion, "completion_ids": list(range(20 + index % 9)),
+            "finish_reason": "length" if index % 7 == 3 else "stop", "correct": right}  # fmt: skip
 
 
 def make_evaluation(folder: Path, targets: dict[str, Path | None], *, problems: int = 6, samples: int = 3) -> Path:
@@ -90,31 +90,31 @@ def make_evaluation(folder: Path, targets: dict[str, Path | None], *, problems: 
         name: {"model": "lab", "adapter": str(run / "final") if run else None, "run": str(run) if run else None}
         for name, run in targets.items()
     }
-    found: dict[tuple[str, str, int], dict[str, list[GradedSample]]] = {}
+    graded: dict[tuple[str, str, int], dict[str, list[GradedSample]]] = {}
     lines = []
-    for place, name in enumerate(targets):
+    for index, name in enumerate(targets):
         for budget in (50, 100):
-            found[name, "set", budget] = {}
+            graded[name, "set", budget] = {}
         for problem in (f"set/{n}" for n in range(problems)):
             outcomes = []
             for number in range(samples):
-                right = rng.random() < 0.3 + 0.3 * place
+                right = rng.random() < 0.3 + 0.3 * index
                 verdict = "correct" if right else "wrong"
-                outcomes.append(GradedSample(40 + place, False, verdict, "7" if right else "8"))
+                outcomes.append(GradedSample(40 + index, False, verdict, "7" if right else "8"))
                 lines.append(
                     {"target": name, "benchmark": "set", "problem": problem, "sample": number, "seed": 1,
-                     "ids": list(range(40 + place)), "text": f"Maybe {number}. Answer: \\boxed{{{7 if right else 8}}}",
+                     "ids": list(range(40 + index)), "text": f"Maybe {number}. Answer: \\boxed{{{7 if right else 8}}}",
                      "finish_reason": "stop", "verdict": verdict, "answer": "7" if right else "8", "cuts": {}}
                 )  # fmt: skip
-            found[name, "set", 100][problem] = outcomes
-            found[name, "set", 50][problem] = [GradedSample(50, True, "truncated", None) for _ in outcomes]
+            graded[name, "set", 100][problem] = outcomes
+            graded[name, "set", 50][problem] = [GradedSample(50, True, "truncated", None) for _ in outcomes]
     write_lines(folder / "samples.jsonl", lines)
-    asked = [
+    problem_rows = [
         {"benchmark": "set", "problem": f"set/{n}", "question": f"What is {n}?", "answer": "7"} for n in range(problems)
     ]
-    write_lines(folder / "problems.jsonl", asked)
+    write_lines(folder / "problems.jsonl", problem_rows)
     (folder / "settings.json").write_text(json.dumps({"targets": about}))
-    whole = {"schema": 1, "name": folder.name, "targets": about, **build(found)}
+    whole = {"schema": 1, "name": folder.name, "targets": about, **build(graded)}
     (folder / "evaluation.json").write_text(json.dumps(whole))
     return folder
 

@@ -10,8 +10,8 @@ from tests.report.made import make_evaluation, make_run
 
 
 def test_checkpoints_of_a_run_are_a_curve_over_its_steps(tmp_path):
-    places = {f"checkpoint-{n}": tmp_path / "run" / f"checkpoint-{n}" for n in (20, 40, 100)}
-    runs = read_runs([make_evaluation(tmp_path / "e", places)])
+    checkpoints = {f"checkpoint-{n}": tmp_path / "run" / f"checkpoint-{n}" for n in (20, 40, 100)}
+    runs = read_runs([make_evaluation(tmp_path / "e", checkpoints)])
     figures = [figure for figure in evaluation(runs) if "over training" in figure.title]
     assert [figure.title for figure in figures] == ["Pass@1 on set over training", "Pass@3 on set over training"]
     (series,) = figures[0].series
@@ -21,8 +21,8 @@ def test_checkpoints_of_a_run_are_a_curve_over_its_steps(tmp_path):
 
 def test_a_curve_of_checkpoints_has_the_colour_of_their_run(tmp_path):
     other, run = make_run(tmp_path, "other"), make_run(tmp_path, "run")
-    places = {f"checkpoint-{n}": run / f"checkpoint-{n}" for n in (20, 40)}
-    runs = read_runs([other, run, make_evaluation(tmp_path / "e", places)])
+    checkpoints = {f"checkpoint-{n}": run / f"checkpoint-{n}" for n in (20, 40)}
+    runs = read_runs([other, run, make_evaluation(tmp_path / "e", checkpoints)])
     figure = next(figure for figure in evaluation(runs) if "over training" in figure.title)
     assert runs[figure.series[0].run].name == "run"
 
@@ -34,12 +34,12 @@ def test_a_validations_accuracy_has_a_band_of_its_standard_error(tmp_path):
         if "validation/lab/avg@4" in row:
             row |= {"validation/lab/avg@4": 0.9, "validation/lab/stderr": 0.1}
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    found = {figure.id: figure for figure in validation([read_run(path)])}
-    (series,) = found["validation-lab-avg@4"].series
+    figures = {figure.id: figure for figure in validation([read_run(path)])}
+    (series,) = figures["validation-lab-avg@4"].series
     assert series.low == pytest.approx([0.704] * len(series.points))
     assert list(series.high) == [1.0] * len(series.points)
-    assert not any(one.low for one in found["validation-lab-pass@4"].series)
-    assert not any("stderr" in name for name in found)
+    assert not any(series.low for series in figures["validation-lab-pass@4"].series)
+    assert not any("stderr" in name for name in figures)
     del rows[0]["validation/lab/stderr"]  # a run that was begun before there was one
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert not validation([read_run(path)])[0].series[0].low

@@ -46,18 +46,18 @@ def test_rows_are_those_of_the_loss(subject, rollout, handling, query):
     with torch.no_grad():
         student = scorer([rollout], "student", query=query)[0].layers[-1]
         teacher = scorer([rollout], "teacher", query=query)[0].layers[-1]
-        found = layer_rows(student, teacher, alignment, config)
+        rows = layer_rows(student, teacher, alignment, config)
         loss = attention_loss(student, teacher, alignment, handling=handling, impl="reference")
     ones = torch.ones(rollout.num_tokens)
-    torch.testing.assert_close(found.teacher_TS.sum(-1), ones)
-    torch.testing.assert_close(found.projected_TJ.sum(-1), ones)
-    torch.testing.assert_close(found.student_TJ.sum(-1), ones)
+    torch.testing.assert_close(rows.teacher_TS.sum(-1), ones)
+    torch.testing.assert_close(rows.projected_TJ.sum(-1), ones)
+    torch.testing.assert_close(rows.student_TJ.sum(-1), ones)
     torch.testing.assert_close(
-        found.teacher_TS[:, alignment.solution].sum(-1), loss.solution_mass_T, atol=1e-5, rtol=1e-4
+        rows.teacher_TS[:, alignment.solution].sum(-1), loss.solution_mass_T, atol=1e-5, rtol=1e-4
     )
-    again = divergence(found.projected_TJ, found.student_TJ, "jsd", 0.5)
+    again = divergence(rows.projected_TJ, rows.student_TJ, "jsd", 0.5)
     torch.testing.assert_close(again, loss.divergence_T, atol=1e-6, rtol=1e-3)
-    torch.testing.assert_close(found.divergence_T, loss.divergence_T, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(rows.divergence_T, loss.divergence_T, atol=1e-6, rtol=1e-3)
 
 
 def test_a_sliding_window_is_kept_to(subject, rollout):
@@ -72,9 +72,9 @@ def test_a_sliding_window_is_kept_to(subject, rollout):
     with torch.no_grad():
         student, teacher = (scorer([small], role)[0].layers[0] for role in ("student", "teacher"))
         assert student.sliding_window
-        found = layer_rows(student, teacher, alignment, AttentionLossConfig())
+        rows = layer_rows(student, teacher, alignment, AttentionLossConfig())
         loss = attention_loss(student, teacher, alignment, impl="reference")
-    again = divergence(found.projected_TJ, found.student_TJ, "jsd", 0.5)
+    again = divergence(rows.projected_TJ, rows.student_TJ, "jsd", 0.5)
     torch.testing.assert_close(again, loss.divergence_T, atol=1e-6, rtol=1e-3)
 
 
@@ -83,32 +83,32 @@ def test_a_sliding_window_is_kept_to(subject, rollout):
 def test_pieces_are_the_text(subject, text):
     """Every token has a text, and together they are what was written, however bytes were split."""
     ids = subject.tokenizer(text, add_special_tokens=False)["input_ids"]
-    found = token_texts(subject.tokenizer, ids)
-    assert len(found) == len(ids)
-    assert "".join(found) == subject.tokenizer.decode(ids, skip_special_tokens=False)
+    texts = token_texts(subject.tokenizer, ids)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == subject.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @pytest.fixture(scope="module")
-def found(subject, rollout):
+def record(subject, rollout):
     stages = [Stage("before", Scorer(subject.before, 1)), Stage("after", Scorer(subject.before, 1))]
     return make_record(rollout, stages, stages[0], subject.tokenizer, AttentionLossConfig(), about={"title": "t"})
 
 
-def test_a_record_can_be_unpacked_and_says_what_the_rows_say(subject, rollout, found):
-    assert is_record(json.loads(json.dumps(found)))
+def test_a_record_can_be_unpacked_and_says_what_the_rows_say(subject, rollout, record):
+    assert is_record(json.loads(json.dumps(record)))
     steps = rollout.num_tokens
     alignment = align(rollout.pair, steps)
-    teacher = unpacked(found["layers"][0]["teacher"], found["seen"]["teacher"])
+    teacher = unpacked(record["layers"][0]["teacher"], record["seen"]["teacher"])
     assert len(teacher) == steps
     for step, row in enumerate(teacher):
         assert len(row) == len(rollout.pair.teacher_ids) + step
-        solution = row[found["teacher"]["solution"][0] : found["teacher"]["solution"][1]].sum()
-        assert solution == pytest.approx(found["layers"][0]["rho"][step], abs=0.03)
-    student = unpacked(found["views"][0]["student"], found["seen"]["shared"])
+        solution = row[record["teacher"]["solution"][0] : record["teacher"]["solution"][1]].sum()
+        assert solution == pytest.approx(record["layers"][0]["rho"][step], abs=0.03)
+    student = unpacked(record["views"][0]["student"], record["seen"]["shared"])
     assert [len(row) for row in student] == alignment.visible().tolist()
     assert all(0.95 < row.sum() < 1.03 for row in student)
-    assert found["views"][0]["divergence"] == found["views"][1]["divergence"]
-    assert "".join(found["student"]["tokens"][found["student"]["prompt"] :]) == rollout.pair.problem.solution
+    assert record["views"][0]["divergence"] == record["views"][1]["divergence"]
+    assert "".join(record["student"]["tokens"][record["student"]["prompt"] :]) == rollout.pair.problem.solution
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_a_record_can_be_unpacked_and_says_what_the_rows_say(subject, rollout, f
         lambda r: r["shared"]["student"].__setitem__(0, 10**9),
     ],
 )  # fmt: skip
-def test_a_damaged_record_is_left_out_of_a_report_and_named(tmp_path, found, damage):
-    record_ = json.loads(json.dumps(found))
-    damage(record_)
-    assert not is_record(record_)
+def test_a_damaged_record_is_left_out_of_a_report_and_named(tmp_path, record, damage):
+    damaged = json.loads(json.dumps(record))
+    damage(damaged)
+    assert not is_record(damaged)
     (tmp_path / "attention").mkdir()
-    (tmp_path / "attention" / "problem-1.json").write_text(json.dumps(record_))
-    (tmp_path / "attention" / "problem-2.json").write_text(json.dumps(found))
+    (tmp_path / "attention" / "problem-1.json").write_text(json.dumps(damaged))
+    (tmp_path / "attention" / "problem-2.json").write_text(json.dumps(record))
     run = read_run(tmp_path)
     assert len(run.attention) == 1
     assert "problem-1.json is damaged" in " ".join(run.notes)
@@ -135,11 +135,11 @@ def test_a_damaged_record_is_left_out_of_a_report_and_named(tmp_path, found, dam
     assert not is_record([1])
 
 
-def test_many_records_go_into_side_files_and_each_run_has_one_in_the_page(tmp_path, found):
-    size = len(json.dumps(found))
-    many = [{**found, "padding": "x" * (2_600_000 - size)} for _ in range(4)]
+def test_many_records_go_into_side_files_and_each_run_has_one_in_the_page(tmp_path, record):
+    size = len(json.dumps(record))
+    many = [{**record, "padding": "x" * (2_600_000 - size)} for _ in range(4)]
     made = build_report(
-        [Run("a", tmp_path, attention=many), Run("b", tmp_path, attention=[{**found, "title": "of b"}])]
+        [Run("a", tmp_path, attention=many), Run("b", tmp_path, attention=[{**record, "title": "of b"}])]
     )
     page = made.page.html()
     assert len(page) < 10e6

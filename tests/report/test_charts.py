@@ -35,9 +35,9 @@ def test_every_point_lies_inside_the_plot(points, from_zero, percent):
     ET.fromstring(text)
     left, right, top, bottom = hover(figure)["plot"]
     drawn = [p for p in points if all(math.isfinite(v) and abs(v) < 1e300 for v in p)]
-    (found,) = polylines(text)
-    assert len(found) == len(drawn)
-    for x, y in found:
+    (positions,) = polylines(text)
+    assert len(positions) == len(drawn)
+    for x, y in positions:
         assert left - 0.1 <= x <= right + 0.1
         assert top - 0.1 <= y <= bottom + 0.1
     assert "nan" not in text
@@ -48,10 +48,10 @@ def test_places_are_proportional():
     figure = line([(0, 0), (5, 0.5), (10, 1)], percent=True)
     data = hover(figure)
     left, right, top, bottom = data["plot"]
-    (found,) = polylines(svg(figure))
-    assert found[0] == (left, bottom)
-    assert found[2] == (right, top)
-    assert found[1] == pytest.approx(((left + right) / 2, (top + bottom) / 2))
+    (positions,) = polylines(svg(figure))
+    assert positions[0] == (left, bottom)
+    assert positions[2] == (right, top)
+    assert positions[1] == pytest.approx(((left + right) / 2, (top + bottom) / 2))
 
 
 @given(st.sampled_from(["line", "bar", "scatter"]), st.text() | st.just(HOSTILE))
@@ -65,19 +65,19 @@ def test_names_of_any_kind_leave_a_well_formed_picture(kind, text):
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e9))
 def test_ticks_are_round_and_within(low, span):
-    found = ticks(low, low + span)
-    assert len(found) <= 8
-    assert all(low - 1e-6 * span <= value <= low + span * (1 + 1e-6) for value in found)
-    steps = {round((b - a) / span, 4) for a, b in itertools.pairwise(found)}
+    marks = ticks(low, low + span)
+    assert len(marks) <= 8
+    assert all(low - 1e-6 * span <= value <= low + span * (1 + 1e-6) for value in marks)
+    steps = {round((b - a) / span, 4) for a, b in itertools.pairwise(marks)}
     assert len(steps) <= 1
 
 
 def test_a_long_curve_keeps_its_peaks():
     points = [(float(x), 100.0 if x == 77_777 else 0.0) for x in range(100_000)]
     figure = line(points)
-    (found,) = polylines(svg(figure))
-    assert len(found) <= MAX_POINTS + 2
-    assert min(y for _, y in found) == pytest.approx(min(y for y in [found[0][1]]) - 236 * 100 / 116, abs=1)
+    (positions,) = polylines(svg(figure))
+    assert len(positions) <= MAX_POINTS + 2
+    assert min(y for _, y in positions) == pytest.approx(min(y for y in [positions[0][1]]) - 236 * 100 / 116, abs=1)
 
 
 def test_a_bar_is_as_tall_as_its_number_and_a_bubble_as_large():
@@ -136,6 +136,6 @@ def test_numbers_stand_above_bars_that_are_wide_enough(runs, labelled):
 
 @given(st.lists(st.text("ab-_", min_size=1, max_size=12), min_size=9, max_size=12, unique=True))
 def test_shortened_names_stay_apart(names):
-    found = without_shared_start(names)
-    assert len(set(found)) == len(names)
-    assert all(name.endswith(part) for name, part in zip(names, found, strict=True))
+    parts = without_shared_start(names)
+    assert len(set(parts)) == len(names)
+    assert all(name.endswith(part) for name, part in zip(names, parts, strict=True))

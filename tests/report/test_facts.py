@@ -26,7 +26,7 @@ SEEDS = """\
 
 
 def table(name):
-    return next(found for found in read_facts("paper").tables if found.id == name)
+    return next(entry for entry in read_facts("paper").tables if entry.id == name)
 
 
 def test_the_seeds_table():
@@ -40,18 +40,18 @@ def test_the_best_of_a_column_is_bold_and_ties_are_all():
 
 
 def test_averages_are_those_of_the_paper_when_they_are_left_out():
-    found = yaml.safe_load((Path(read_facts.__code__.co_filename).parent / "paper.yaml").read_text())
-    for one in found["tables"]:
+    facts = yaml.safe_load((Path(read_facts.__code__.co_filename).parent / "paper.yaml").read_text())
+    for entry in facts["tables"]:
         printed = read_facts("paper")
         rows = [
-            *one.get("rows", {}).values(),
-            *(row for group in one.get("groups", {}).values() for row in group.values()),
+            *entry.get("rows", {}).values(),
+            *(row for group in entry.get("groups", {}).values() for row in group.values()),
         ]
         averages = [row[-1] for row in rows]
         for row in rows:
             row[-1] = None
         assert printed
-        again = parse_facts({"tables": [dict(one, summarise=False)]}, "x").tables[0]
+        again = parse_facts({"tables": [dict(entry, summarise=False)]}, "x").tables[0]
         assert [row[-1].text for row in again.rows if len(row) > 1] == [fixed(value) for value in averages]
 
 
@@ -60,18 +60,18 @@ def test_every_table_of_the_paper_cell_by_cell():
     """Rows of numbers in the paper's LaTeX, with what is bold, against the LaTeX made here."""
 
     def rows(text):
-        found = set()
+        numbers = set()
         for line in re.sub(r"\s*\n\s*&", " &", re.sub(r"&\s*\n\s*", "& ", text)).split(r"\\"):
             cells = [re.sub(r"\s+", "", cell) for cell in line.split("&")]
             values = [cell for cell in cells if re.fullmatch(r"(\\textbf\{)?\d+\.\d\d\}?", cell)]
             if len(values) == 5:
-                found.add(tuple(values))
-        return found
+                numbers.add(tuple(values))
+        return numbers
 
-    theirs = rows(PAPER.read_text())
-    ours = set().union(*(rows(to_latex(found)) for found in read_facts("paper").tables))
-    assert len(theirs) > 25
-    assert theirs == ours
+    printed = rows(PAPER.read_text())
+    made = set().union(*(rows(to_latex(entry)) for entry in read_facts("paper").tables))
+    assert len(printed) > 25
+    assert printed == made
 
 
 def test_figures_of_the_paper_and_a_report_of_nothing_else():

@@ -80,9 +80,9 @@ def test_gzipped_files_are_read_as_they_are(tmp_path):
     (evaluation / "evaluation.json.gz").unlink()  # one that was stopped
     assert any("the evaluation is not finished" in note for run in read_runs([path, evaluation]) for note in run.notes)
     packed = path / "metrics.jsonl.gz"
-    for damage, told in ((packed.read_bytes()[:-30], "cannot be read"), (b"no gzip", "Not a gzipped file")):
+    for damage, reason in ((packed.read_bytes()[:-30], "cannot be read"), (b"no gzip", "Not a gzipped file")):
         packed.write_bytes(damage)
-        assert any(note.startswith("metrics.jsonl cannot be read") and told in note for note in read_run(path).notes)
+        assert any(note.startswith("metrics.jsonl cannot be read") and reason in note for note in read_run(path).notes)
     for damage in (gzip.compress(b"{}")[:-9], b"no gzip"):
         (path / "environment.json.gz").write_bytes(damage)
         assert any(note.startswith("environment.json cannot be read") for note in read_run(path).notes)
@@ -173,12 +173,12 @@ def test_an_evaluation_belongs_to_the_runs_that_are_shown_and_the_base_comes_fir
         tmp_path / "evaluations" / "e", {"base": None, "trained": run, "other": tmp_path / "o"}
     )
     runs = read_runs([run, evaluation])
-    assert [one.name for one in runs] == ["base", "trained", "other"]
-    assert [one.state for one in runs] == ["evaluated", "finished", "evaluated"]
+    assert [run.name for run in runs] == ["base", "trained", "other"]
+    assert [run.state for run in runs] == ["evaluated", "finished", "evaluated"]
     trained = runs[1]
     assert len(trained.answers["set"]) == 18
     assert {result.budget for result in trained.results} == {50, 100}
-    result = max(trained.results, key=lambda one: one.budget)
+    result = max(trained.results, key=lambda result: result.budget)
     share = sum(sample.correct for sample in trained.answers["set"]) / 18
     assert result.avg[0] == pytest.approx(share)
     assert sum(result.correct.values()) / 6 == pytest.approx(share)
@@ -197,7 +197,9 @@ def test_an_evaluation_that_is_not_finished(tmp_path):
     (evaluation / "evaluation.json").unlink()
     (run,) = read_evaluation(evaluation)
     assert run.notes == ["e/evaluation.json is missing: the evaluation is not finished"]
-    assert {(one.question, one.answer) for one in run.samples if one.problem == "set/3"} == {("What is 3?", "7")}
+    assert {(sample.question, sample.answer) for sample in run.samples if sample.problem == "set/3"} == {
+        ("What is 3?", "7")
+    }
     assert len(run.samples) == 18
 
 
@@ -214,10 +216,13 @@ def test_answers_without_their_text_are_counted_and_not_shown(tmp_path):
     samples.write_text("".join(f"{json.dumps(row | {'tokens': len(row.get('ids', []))})}\n" for row in rows))
     packed = read_runs([run, evaluation])
     for before, after in zip(whole, packed, strict=True):
-        graded = [sorted((one.key, one.correct, one.tokens) for one in run.answers["set"]) for run in (before, after)]
+        graded = [
+            sorted((sample.key, sample.correct, sample.tokens) for sample in run.answers["set"])
+            for run in (before, after)
+        ]
         assert graded[0] == graded[1]
-        assert {one.number for one in after.samples if one.dataset == "set"} == {0}
-        assert all(one.text for one in after.samples)
+        assert {sample.number for sample in after.samples if sample.dataset == "set"} == {0}
+        assert all(sample.text for sample in after.samples)
     count = sum(bool(row["sample"]) for row in rows) - 1
     assert (
         f"e/samples.jsonl: {count} answers are without their text: they are counted, and not shown" in packed[0].notes
@@ -236,19 +241,19 @@ def test_counts_stand_for_texts_that_are_not_on_record(tmp_path):
     (whole,) = read_evaluation(evaluation)
     counts = [dict(count_markers(row.pop("text"))) for row in rows]
     samples.write_text(
-        "".join(f"{json.dumps(row | {'markers': found})}\n" for row, found in zip(rows, counts, strict=True))
+        "".join(f"{json.dumps(row | {'markers': counted})}\n" for row, counted in zip(rows, counts, strict=True))
     )
     (packed,) = read_evaluation(evaluation)
     assert not packed.samples
     assert density_by_marker(packed.markers["set"]) == density_by_marker(whole.markers["set"])
     assert density_by_marker(packed.markers["set"])["wait"] > 0
     build_report([packed]).page.html()
-    odd = [None, 3, [], "wait", {"wait": "many", "check": 2}, {"other": 5}, {"wait": float("nan")}]
+    damaged = [None, 3, [], "wait", {"wait": "many", "check": 2}, {"other": 5}, {"wait": float("nan")}]
     samples.write_text(
-        "".join(f"{json.dumps(row | {'markers': found})}\n" for row, found in zip(rows, odd, strict=False))
+        "".join(f"{json.dumps(row | {'markers': counted})}\n" for row, counted in zip(rows, damaged, strict=False))
     )
     (hostile,) = read_evaluation(evaluation)
-    assert [dict(one.markers) for one in hostile.markers["set"]] == [{"check": 2}, {}, {}]
+    assert [dict(counts.markers) for counts in hostile.markers["set"]] == [{"check": 2}, {}, {}]
 
 
 def test_a_renamed_run_keeps_its_evaluations(tmp_path):
@@ -256,9 +261,9 @@ def test_a_renamed_run_keeps_its_evaluations(tmp_path):
     evaluation = make_evaluation(tmp_path / "e", {"base": None, "trained": run})
     (run / "evaluations").mkdir()
     (run / "evaluations" / "e.json").write_bytes((evaluation / "evaluation.json").read_bytes())
-    found = read_run(run.rename(tmp_path / "renamed"))
-    assert {result.benchmark for result in found.results} == {"set"}
-    assert found.notes == []
+    renamed = read_run(run.rename(tmp_path / "renamed"))
+    assert {result.benchmark for result in renamed.results} == {"set"}
+    assert renamed.notes == []
 
 
 @pytest.mark.parametrize(
@@ -274,9 +279,9 @@ def test_an_evaluation_that_says_nothing_of_the_run_is_named(tmp_path, text, not
     run = make_run(tmp_path, "renamed")
     (run / "evaluations").mkdir()
     (run / "evaluations" / "e.json").write_text(json.dumps(text))
-    (told,) = read_run(run).notes
-    assert told.startswith("evaluations/e.json")
-    assert note in told
+    (remark,) = read_run(run).notes
+    assert remark.startswith("evaluations/e.json")
+    assert note in remark
 
 
 def test_a_runs_copy_of_its_evaluation_gives_its_results(tmp_path):
@@ -299,7 +304,7 @@ def test_a_copy_is_found_wherever_the_run_is_and_from_wherever_it_is_asked_for(t
     )
     (run / "evaluations").mkdir()
     (run / "evaluations" / "e.json").write_bytes((evaluation / "evaluation.json").read_bytes())
-    assert [one.name for one in read_runs([run, evaluation])] == ["base", "trained"]
+    assert [row.name for row in read_runs([run, evaluation])] == ["base", "trained"]
     (tmp_path / "old").rename(tmp_path / "new")
     monkeypatch.chdir(tmp_path / "new" / "runs")
     assert len(read_run(Path("trained")).results) == 2

@@ -95,17 +95,17 @@ def test_the_longer_of_two_answers_counts(tmp_path):
         json.loads(line) | {"ids": list(range(150)), "verdict": "correct"} for line in samples.read_text().splitlines()
     ]
     samples.write_text("".join(f"{json.dumps(row)}\n" for row in longer))
-    for given in (paths, paths[::-1]):
-        (base,) = read_runs(given)
-        assert [(one.tokens, one.correct) for one in base.answers["set"]] == [(150, True)] * 18
+    for folders in (paths, paths[::-1]):
+        (base,) = read_runs(folders)
+        assert [(answer.tokens, answer.correct) for answer in base.answers["set"]] == [(150, True)] * 18
 
 
 def test_the_same_evaluation_twice_is_one(tmp_path):
     run = make_run(tmp_path / "runs", "r1", samples=0)
     path = evaluated(tmp_path / "e", {"base": None, "r1": run})
     again = shutil.copytree(path, tmp_path / "again")
-    for given in ([run, path], [run, path, again], [path, run, path / ".." / "e"]):
-        assert rows(read_runs(given)) == [("base", 2, 18), ("r1", 2, 18)]
+    for folders in ([run, path], [run, path, again], [path, run, path / ".." / "e"]):
+        assert rows(read_runs(folders)) == [("base", 2, 18), ("r1", 2, 18)]
 
 
 def test_evaluations_without_their_settings_are_one_row_as_far_as_is_known(tmp_path):
@@ -113,15 +113,15 @@ def test_evaluations_without_their_settings_are_one_row_as_far_as_is_known(tmp_p
     assert rows(read_runs(paths)) == [("base", 2, 18)]
 
 
-@pytest.mark.parametrize("odd", [None, 3, [], "x", {"sampling": 3}, {"sampling": {"temperature": []}}])
-def test_settings_that_are_damaged(tmp_path, odd):
+@pytest.mark.parametrize("damaged", [None, 3, [], "x", {"sampling": 3}, {"sampling": {"temperature": []}}])
+def test_settings_that_are_damaged(tmp_path, damaged):
     paths = [evaluated(tmp_path / name, {"base": None}) for name in "ab"]
     whole = json.loads((paths[1] / "evaluation.json").read_text())
     for damage in (
-        {"settings": {"profile": odd}},
-        {"settings": odd},
-        {"benchmarks": odd},
-        {"benchmarks": {"set": odd}},
+        {"settings": {"profile": damaged}},
+        {"settings": damaged},
+        {"benchmarks": damaged},
+        {"benchmarks": {"set": damaged}},
     ):
         (paths[1] / "evaluation.json").write_text(json.dumps(whole | damage))
         assert rows(read_runs(paths))
@@ -146,8 +146,8 @@ def test_links_are_named_as_they_are_and_a_folder_that_is_given_twice_is_read_on
 
 def against_first(runs: list[Run]) -> tuple[list[str], str]:
     table = results(runs)
-    place = table.header.index("set against first") if "set against first" in table.header else None
-    return ["" if place is None else row[place].text for row in table.rows], table.caption
+    index = table.header.index("set against first") if "set against first" in table.header else None
+    return ["" if index is None else row[index].text for row in table.rows], table.caption
 
 
 APART = [
@@ -195,6 +195,6 @@ def test_problems_of_one_name_and_other_questions_do_not_stand_side_by_side(tmp_
     for path, text in ((paths[0], "Maybe"), (paths[1], "Surely")):
         (path / "samples.jsonl").write_text((path / "samples.jsonl").read_text().replace("Maybe", text))
     assert comparisons(read_runs(paths))[1] == 6
-    asked = paths[1] / "problems.jsonl"
-    asked.write_text(asked.read_text().replace("What is", "Why is"))
+    problems = paths[1] / "problems.jsonl"
+    problems.write_text(problems.read_text().replace("What is", "Why is"))
     assert comparisons(read_runs(paths))[1] == 0

@@ -61,11 +61,11 @@ def test_hostile_text_adds_no_tag_and_every_block_of_data_can_be_read(text):
         [run_with_text(text, text), run_with_text(text, text + "b", text + "c")], title=text
     ).page.html()
     page.encode("utf-8")
-    found = parsed(page)
+    hostile = parsed(page)
     harmless = parsed(build_report([run_with_text("a", "a"), run_with_text("a", "ab", "ac")], title="a").page.html())
-    kept = [tag for tag in found.seen if tag not in ("span", "mark")]
-    assert kept == [tag for tag in harmless.seen if tag not in ("span", "mark")]
-    for kind, content in found.scripts:
+    tags = [tag for tag in hostile.seen if tag not in ("span", "mark")]
+    assert tags == [tag for tag in harmless.seen if tag not in ("span", "mark")]
+    for kind, content in hostile.scripts:
         if kind == "application/json":
             json.loads(content)
             assert not re.search("[<>&\u2028\u2029]", content)

@@ -12,8 +12,8 @@ from tests.report.made import make_evaluation, make_run, run_with_answers
 
 
 def column(table, name):
-    place = list(table.header).index(name)
-    return [row[place].text for row in table.rows]
+    index = list(table.header).index(name)
+    return [row[index].text for row in table.rows]
 
 
 def test_accuracy_and_paired_difference_with_their_intervals():

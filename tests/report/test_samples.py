@@ -12,9 +12,9 @@ from tests.report.made import run_with_text
 
 
 def test_samples_that_fit_are_all_in_the_page():
-    found = explorer([run_with_text("text")])
-    assert (found.shown, found.total, found.side) == (2, 2, [])
-    assert [row[8] for row in found.data["rows"]] == ["text", "text"]
+    explored = explorer([run_with_text("text")])
+    assert (explored.shown, explored.total, explored.side) == (2, 2, [])
+    assert [row[8] for row in explored.data["rows"]] == ["text", "text"]
 
 
 def test_samples_that_do_not_fit_are_spread_evenly_and_whole_in_side_files():
@@ -24,13 +24,13 @@ def test_samples_that_do_not_fit_are_spread_evenly_and_whole_in_side_files():
             RecordedSample("set", n, f"p{n}", 0, "q", "7", f"{n} " + "x" * 500, 10, True, False) for n in range(100)
         ]
         runs.append(Run(name, Path(), "evaluated", samples=samples))
-    found = explorer(runs, page_bytes=12_000, side_bytes=40_000)
-    steps = [[row[2] for row in found.data["rows"] if row[0] == run] for run in (0, 1)]
-    assert len(steps[0]) == len(steps[1]) == found.shown / 2
+    explored = explorer(runs, page_bytes=12_000, side_bytes=40_000)
+    steps = [[row[2] for row in explored.data["rows"] if row[0] == run] for run in (0, 1)]
+    assert len(steps[0]) == len(steps[1]) == explored.shown / 2
     assert steps[0][0] == 0
     assert steps[0][-1] >= 80
-    assert sum(len(side["rows"]) for side in found.side) == 200 == found.total
-    assert len(found.side) > 1
+    assert sum(len(side["rows"]) for side in explored.side) == 200 == explored.total
+    assert len(explored.side) > 1
 
 
 def test_a_completion_of_a_hundred_thousand_tokens_is_cut_in_the_page_and_whole_beside_it(tmp_path):
@@ -51,6 +51,6 @@ def test_a_completion_of_a_hundred_thousand_tokens_is_cut_in_the_page_and_whole_
 def test_the_page_is_bounded_by_what_is_in_it(text):
     """Questions, answers and characters that take several bytes or escapes count as what they are."""
     samples = [RecordedSample("s", 1, f"p{n}", 0, f"{n}{text}", text, f"{n}{text}", 9, True, False) for n in range(40)]
-    found = explorer([Run("a", Path(), "evaluated", samples=samples)], page_bytes=1_000_000)  # pyright: ignore[reportArgumentType]
-    assert 0 < found.shown < 40
-    assert len(embedded(found.data).encode()) < 1_100_000
+    explored = explorer([Run("a", Path(), "evaluated", samples=samples)], page_bytes=1_000_000)  # pyright: ignore[reportArgumentType]
+    assert 0 < explored.shown < 40
+    assert len(embedded(explored.data).encode()) < 1_100_000

@@ -19,8 +19,8 @@ def test_side_by_side_marks_where_answers_part():
 def test_a_problem_stands_side_by_side_once_with_the_sample_that_says_most():
     def run(name, verdicts):
         samples = [
-            RecordedSample("s", None, "p", n, "q", "", f"{name} {n}", 5, found, False)
-            for n, found in enumerate(verdicts)
+            RecordedSample("s", None, "p", n, "q", "", f"{name} {n}", 5, verdict, False)
+            for n, verdict in enumerate(verdicts)
         ]
         return Run(name, Path(), "evaluated", samples=samples)
 

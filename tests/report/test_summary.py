@@ -10,8 +10,8 @@ from tests.report.made import make_run
 
 
 def column(table, name):
-    place = list(table.header).index(name)
-    return [row[place].text for row in table.rows]
+    index = list(table.header).index(name)
+    return [row[index].text for row in table.rows]
 
 
 def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path):
@@ -26,8 +26,8 @@ def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path):
     assert table.title == "Seeds of opasd"
     assert [row[0].text for row in table.rows] == ["seed 1", "seed 42", "Mean", "Std", "95 % CI"]
     values = [100 * run.validation["lab"]["avg@4"][-1][1] for run in (runs[0], runs[2])]
-    found = column(table, "lab Avg@4, %")
-    assert found[2:4] == [f"{statistics.fmean(values):.2f}", f"{statistics.stdev(values):.2f}"]
+    texts = column(table, "lab Avg@4, %")
+    assert texts[2:4] == [f"{statistics.fmean(values):.2f}", f"{statistics.stdev(values):.2f}"]
     figure = seed_figures(runs, [0, 2], 1)[0]
     (series,) = figure.series
     assert all(low <= y <= high for (_, y), low, high in zip(series.points, series.low, series.high, strict=True))
@@ -61,10 +61,10 @@ def test_twelve_samples_a_problem_do_not_make_twelve_columns_and_figures(tmp_pat
         "lab Avg@4, first → last, %", "lab Pass@12, first → last, %",
     ]  # fmt: skip
     assert [name for name in seeds(runs, [0, 1], 1).header if "lab" in name] == ["lab Avg@4, %", "lab Pass@12, %"]
-    found = {figure.id: figure for figure in validation(runs)}
-    assert [name for name in found if "pass" in name] == [
+    figures = {figure.id: figure for figure in validation(runs)}
+    assert [name for name in figures if "pass" in name] == [
         "validation-lab-pass@1", "validation-lab-pass@12", "validation-lab-pass-by-k",
     ]  # fmt: skip
-    by_k = found["validation-lab-pass-by-k"].series[1]
+    by_k = figures["validation-lab-pass-by-k"].series[1]
     assert by_k.points == [(float(k), 0.3 + 0.01 * k) for k in range(1, 13)]
     assert len(seed_figures(runs, [0, 1], 1)) == 2

@@ -14,12 +14,12 @@ from tests.report.unpacking import restored, unpacked
 def test_a_packed_weight_is_off_by_little_and_the_largest_are_kept(row):
     levels, largest = quantised(row)
     again = restored(levels, largest)
-    kept = levels > 0
-    assert np.allclose(again[kept], row[kept], rtol=0.032)
-    assert kept.sum() <= KEPT
-    lost = row[~kept]
-    if lost.size and kept.any():
-        assert lost.max() <= max(largest * 2**-10.9, row[kept].min() * 1.000001)
+    stored = levels > 0
+    assert np.allclose(again[stored], row[stored], rtol=0.032)
+    assert stored.sum() <= KEPT
+    lost = row[~stored]
+    if lost.size and stored.any():
+        assert lost.max() <= max(largest * 2**-10.9, row[stored].min() * 1.000001)
     (back,) = unpacked(packed([row]), [row.size])
     assert np.allclose(back, again, rtol=1e-4)
 
