@@ -4,7 +4,8 @@ Each also inherits the standard type that a library caller would catch. A messag
 got and what to do.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -48,6 +49,12 @@ class EngineError(OpasdError, RuntimeError):
 
 class NonFiniteError(OpasdError, FloatingPointError):
     """NaN or infinity in a model's output; the message names the rollout."""
+
+
+def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return `did you mean …?` with the most similar of the words, or an empty text if none is similar."""
+    matches = difflib.get_close_matches(word, list(words), 1, cutoff)
+    return f"did you mean {matches[0]}?" if matches else ""
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from opasd.cli.train import TrainOptions
 from opasd.errors import ConfigError
 from opasd.recipes.fields import value_of
 from opasd.run.folder import check_name
-from opasd.sweep.commands import as_shell, as_slurm, divided, evaluate_command, train_command
-from opasd.sweep.job import differing_settings
+from opasd.sweep.commands import as_shell, as_slurm, divided
+from opasd.sweep.job import Job, differing_settings
 from opasd.sweep.spec import Changes, load_sweep, sweep_names
 from tests.sweep.sweeps import sweep
 
@@ -25,7 +25,7 @@ def test_the_commands_of_packaged_sweeps_give_the_planned_configurations(name: s
         check_name(run.name)
         assert run.evaluate is not None
         if not run.evaluate_only:
-            _, _, config = parse(TrainOptions, train_command(run, tmp_path)[1:], prog="opasd train", about="")
+            _, _, config = parse(TrainOptions, Job(run, tmp_path).command("train")[1:], prog="opasd train", about="")
             assert (config.name, config.output_dir) == (run.name, str(tmp_path))
             assert not differing_settings(config, run.config)
 
@@ -36,7 +36,7 @@ def test_several_processes_take_as_many_problems_in_a_step() -> None:
         run = load_sweep([name]).runs[0]
         four = divided(run, 4)
         assert value_of(four.config, field) * 4 == value_of(run.config, field)
-        assert train_command(four, Path("out"), 4)[-2:] == ["--num-processes", "4"]
+        assert Job(four, Path("out"), 4).command("train")[-2:] == ["--num-processes", "4"]
         with pytest.raises(ConfigError, match="can be divided by 7"):
             divided(run, 7)
     base = load_sweep(["lab-base"]).runs[0]
@@ -45,20 +45,21 @@ def test_several_processes_take_as_many_problems_in_a_step() -> None:
 
 def test_a_base_is_evaluated_by_its_name_its_revision_and_its_precision() -> None:
     run = load_sweep(["base-qwen3-1.7b"], Changes({"model.revision": "abc"}, {})).runs[0]
-    evaluate = evaluate_command(run, Path("out"))
+    evaluate = Job(run, Path("out")).command("evaluate")
     assert evaluate[1:8] == ["base", "--model", "Qwen/Qwen3-1.7B", "--revision", "abc", "--dtype", "bfloat16"]
 
 
 def test_commands_and_scripts_are_quoted(tmp_path: Path) -> None:
     folder = tmp_path / "it's a $(touch owned) folder"
     quoted_sweep = sweep("recipe: lab\ngrid: {prompts.system: [\"$(touch owned); `x` 'y'\", plain]}")
-    script = "opasd() { printf '%s\\0' \"$@\" END; }\n" + as_shell(quoted_sweep, folder, 1)
+    jobs = [Job(run, folder) for run in quoted_sweep.runs]
+    script = "opasd() { printf '%s\\0' \"$@\" END; }\n" + as_shell(jobs)
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = [line.split("\0")[:-1] for line in done.stdout.split("END\0")]
-    assert lines[0] == train_command(quoted_sweep.runs[0], folder)
-    assert lines[3] == evaluate_command(quoted_sweep.runs[1], folder)
+    assert lines[0] == jobs[0].command("train")
+    assert lines[3] == jobs[1].command("evaluate")
     args = ["my sweep.yaml", "--train.max-steps", "2"]
-    slurm = as_slurm(quoted_sweep, folder, args, jobs=3, gpus=2, time="1:00:00", options=["--qos=high"])
+    slurm = as_slurm("mine", jobs, args, most=3, gpus=2, time="1:00:00", options=["--qos=high"])
     options = [line.removeprefix("#SBATCH ") for line in slurm.splitlines() if line.startswith("#SBATCH")]
     assert {"--array=0-1%3", "--gpus-per-task=2", "--time=1:00:00", "--qos=high"} <= set(options)
     body = re.sub(r"exec \S+", "exec printf '%s\\\\n'", slurm)
@@ -69,11 +70,11 @@ def test_commands_and_scripts_are_quoted(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not (tmp_path / "owned").exists()
     with pytest.raises(ConfigError, match="Slurm option"):
-        as_slurm(quoted_sweep, folder, [], jobs=None, gpus=1, time="1:00:00", options=["--x\nrm"])
+        as_slurm("mine", jobs, [], most=None, gpus=1, time="1:00:00", options=["--x\nrm"])
 
 
 def test_the_evaluation_gets_the_chat_templates_variables() -> None:
-    commands = {run.name: evaluate_command(run, Path("out")) for run in load_sweep(["families"]).runs}
+    commands = {run.name: Job(run, Path("out")).command("evaluate") for run in load_sweep(["families"]).runs}
     options = {name: [arg for arg in args if arg.startswith("--template-option")] for name, args in commands.items()}
     llama = [name for name in options if "llama" in name and options[name]]
     assert llama

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opasd.sweep.logs import last_words, names_other_processes
+from opasd.sweep.logs import OTHER_PROCESS, last_words
 from tests.models import CUDNN
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.00 GiB."
@@ -19,7 +19,7 @@ VLLM = (
 )
 
 
-def told(tmp_path: Path, text: str, before: str = "") -> tuple[str, bool]:
+def said(tmp_path: Path, text: str, before: str = "") -> tuple[str, bool]:
     log = tmp_path / "log"
     log.write_text(before + text)
     return last_words(log, len(before))
@@ -51,7 +51,7 @@ def raised(error: Exception) -> str:
     ],
 )
 def test_short_of_memory(tmp_path: Path, text: str) -> None:
-    message, short = told(tmp_path, "started\n" + text)
+    message, short = said(tmp_path, "started\n" + text)
     assert short
     assert any(words in message for words in ("memory", "ALLOC_FAILED", "mha_graph"))
 
@@ -71,16 +71,16 @@ def test_short_of_memory(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_not_short_of_memory(tmp_path: Path, text: str) -> None:
-    assert not told(tmp_path, text)[1]
+    assert not said(tmp_path, text)[1]
 
 
 def test_the_message_is_the_last_error_or_the_last_line(tmp_path: Path) -> None:
-    assert told(tmp_path, "error: one\nerror: two;\n  more\n\n") == ("two; more", False)
-    assert told(tmp_path, raised(RuntimeError("a bug")) + "\n\n") == ("RuntimeError: a bug", False)
+    assert said(tmp_path, "error: one\nerror: two;\n  more\n\n") == ("two; more", False)
+    assert said(tmp_path, raised(RuntimeError("a bug")) + "\n\n") == ("RuntimeError: a bug", False)
     text = "CUDA error: out of memory" + ASYNCHRONOUS
-    assert told(tmp_path, raised(RuntimeError(text)))[0] == "RuntimeError: " + " ".join(text.split())
+    assert said(tmp_path, raised(RuntimeError(text)))[0] == "RuntimeError: " + " ".join(text.split())
     # What an earlier attempt said is past.
-    assert told(tmp_path, "one\n", before=f"torch.OutOfMemoryError: {OUT}\n") == ("one", False)
+    assert said(tmp_path, "one\n", before=f"torch.OutOfMemoryError: {OUT}\n") == ("one", False)
     assert last_words(tmp_path / "absent", 0) == ("", False)
 
 
@@ -94,7 +94,7 @@ def test_any_bytes_have_last_words(tmp_path_factory: pytest.TempPathFactory, noi
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "counts"),
     [
         ("Process 7 has 21.78 GiB memory in use.", True),
         ("Process 7 has 66.00 MiB memory in use. Process 8 has 1.00 GiB memory in use.", True),
@@ -102,8 +102,6 @@ def test_any_bytes_have_last_words(tmp_path_factory: pytest.TempPathFactory, noi
         ("Including non-PyTorch memory, this process has 18.35 GiB memory in use.", False),
     ],
 )
-def test_other_processes_count_where_they_hold_much(others: str, told: bool) -> None:
-    assert (
-        names_other_processes(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {others}")
-        is told
-    )
+def test_other_processes_count_where_they_hold_much(others: str, counts: bool) -> None:
+    message = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {others}"
+    assert bool(OTHER_PROCESS.search(message)) is counts

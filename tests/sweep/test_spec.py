@@ -7,7 +7,7 @@ import pytest
 from opasd.errors import ConfigError
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.sweep.job import differing_settings
-from opasd.sweep.spec import Changes, load_sweep, read_sweep, sweep_names
+from opasd.sweep.spec import Changes, load_sweep, sweep_names
 from tests.sweep.sweeps import names, sweep
 
 PAPER = ("main", "divergence", "lambda", "layers", "handling", "clipping", "objectives", "matched-clipping", "seeds",
@@ -54,7 +54,7 @@ def test_a_list_takes_recipes_files_entries_and_the_base(tmp_path: Path) -> None
     (tmp_path / "list.yaml").write_text(
         "recipe: lab\nruns: [base, lab-opsd, mine.yaml, {set: {teacher.update: ema}}, {name: x, label: X}]\n"
     )
-    found = read_sweep(tmp_path / "list.yaml")
+    found = load_sweep([str(tmp_path / "list.yaml")])
     assert found.name == "list"
     assert [run.name for run in found.runs] == ["base", "lab-opsd", "mine", "lab-update-ema", "x"]
     assert [run.evaluate_only for run in found.runs] == [True, False, False, False, False]
@@ -101,10 +101,10 @@ def test_null_takes_a_validation_set_away(tmp_path: Path) -> None:
         ("recipe: lab\ngrid: {}", "either grid or runs, and not an empty one"),
         ("recipe: lab\nruns: []", "either grid or runs, and not an empty one"),
         ("recipe: lab\nruns: [lab]\ngrid: {train.seed: [1]}", "either grid or runs, not both"),
-        ("recipe: lab\ngrid: {train.seed: [1, 1]}", "1 is repeated"),
+        ("recipe: lab\ngrid: {train.seed: [1, 1]}", "seed-1 and seed-1 are the same run; leave one of them out"),
         ("recipe: lab\ngrid: {train.max_steps: [many]}", "train.max_steps: got 'many'"),
         ("grid: {train.seed: [1]}", "needs the recipe"),
-        ("recipe: lab\nruns: [lab]\nseeds: [1, 1]", "seeds: 1 is repeated"),
+        ("recipe: lab\nruns: [lab]\nseeds: [1, 1]", "lab-seed-1 and lab-seed-1 are the same run"),
         ("recipe: lab\nruns: [lab]\nseeds: [-1]", "train.seed: got -1; it must be greater than or equal to 0"),
         ("recipe: lab\nruns: [lab]\nname: a/b", "x.yaml: name: got 'a/b'"),
         ("recipe: lab\ngrid: {objective.attention_weight: [1, 1.0]}", "are the same run; leave one of them out"),
@@ -138,11 +138,11 @@ def test_mistakes_are_one_message_that_names_the_place(text: str, message: str) 
 def test_mistakes_in_a_file_or_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("recipe: lab\ngird: {train.seed: [1]}")
     with pytest.raises(ConfigError, match=r"s.yaml:\n  gird: unknown key; did you mean grid\?"):
-        read_sweep(tmp_path / "s.yaml")
+        load_sweep([str(tmp_path / "s.yaml")])
     for text, key in (("seeds: 3", "seeds"), ("runs: lab", "runs"), ("grid: {train.seed: 1}", "grid.train.seed")):
         (tmp_path / "s.yaml").write_text(f"recipe: lab\n{text}")
         with pytest.raises(ConfigError, match=rf"{key}: got .*; give a list such as \[a, b\]"):
-            read_sweep(tmp_path / "s.yaml")
+            load_sweep([str(tmp_path / "s.yaml")])
     with pytest.raises(ConfigError, match="name cannot be set in a sweep"):
         load_sweep(["lab"], Changes({"name": "x"}, {}))
     with pytest.raises(ConfigError, match="is what the sweep varies"):

@@ -4,7 +4,6 @@ The first line of its docstring is its line in `opasd --help`, and `run(args) ->
 code. Heavy imports are inside functions, so that every `--help` is fast.
 """
 
-import difflib
 import errno
 import importlib
 import os
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from opasd.errors import ConfigError, OpasdError
+from opasd.errors import ConfigError, OpasdError, closest
 
 USER_MISTAKE, INTERRUPTED, BROKEN_PIPE, STOPPED = 2, 130, 141, 75
 EXIT_CODES = """\
@@ -62,8 +61,7 @@ def _find_command(args: list[str]) -> tuple[Callable[[list[str]], int], list[str
     if name == "--version":
         return _print_version, rest
     if name not in names:
-        close = difflib.get_close_matches(name, names, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else "see opasd --help."
+        hint = closest(name, names, 0.5) or "see opasd --help."
         raise ConfigError(f'no command "{name[:60]}"; {hint} The commands are {", ".join(names)}')
     return importlib.import_module(f"opasd.cli.{name}").run, rest
 

@@ -62,5 +62,18 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def without_flags(args: Iterable[str], flags: Iterable[str], switches: Iterable[str] = ()) -> list[str]:
+    """Return the arguments without these flags and their values, and without these switches, which have no value."""
+    rest, words = [], iter(args)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        name = name.replace("_", "-")
+        if name in flags and not equals:
+            next(words, None)
+        elif name not in (*flags, *switches):
+            rest.append(word)
+    return rest
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"

@@ -1,7 +1,6 @@
 """What a configuration would do: batch arithmetic, sources, warnings, and errors that forbid to start. No torch."""
 
 import ast
-import difflib
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 from opasd.choices import ENGINES
 from opasd.config import DataConfig, RunConfig
 from opasd.data.made import TASKS, count_problems, task_split
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, closest
 from opasd.files import read_object
 from opasd.lab import LAB
 from opasd.prompts.wording import Wordings
@@ -38,11 +37,11 @@ _DECIDED = {
 """Fields of TrainingArguments that would be ignored."""
 
 
-def check(config: RunConfig, processes: int) -> list[str]:
+def check(config: RunConfig, processes: int, name: str = "this") -> list[str]:
     """Refuse what cannot run, before anything heavy is loaded, and return the warnings."""
     result = preview(config, processes)
     if errors := result["errors"]:
-        raise ConfigError("this cannot run:\n  " + "\n  ".join(errors))
+        raise ConfigError(f"{name} cannot run:\n  " + "\n  ".join(errors))
     return result["warnings"]
 
 
@@ -203,8 +202,7 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
         elif key.endswith("_token"):
             yield f"train.extra.{key}: a secret would be kept in the run's folder and card; set HF_TOKEN instead"
         elif known and key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else "see its documentation"
+            hint = closest(key, known) or "see its documentation"
             yield f"train.extra.{key}: no field of transformers' TrainingArguments; {hint}"
 
 

@@ -16,18 +16,18 @@ import re
 import shlex
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opasd.cli import STOPPED, USER_MISTAKE
-from opasd.cli._flags import whole_number
+from opasd.cli._flags import whole_number, without_flags
 from opasd.errors import ConfigError, error_prefix
 from opasd.progress import say
 
 if TYPE_CHECKING:
     from opasd.recipes.fields import Settings
     from opasd.sweep.job import Job
+    from opasd.sweep.scheduler import Scheduler
     from opasd.sweep.spec import Sweep
 
 EPILOG = """examples:
@@ -57,60 +57,78 @@ def run(args: list[str]) -> int:
     if not options.what:
         raise ConfigError("nothing to sweep; give a sweep's name (--list), a sweep's file, or recipes")
     from opasd.sweep.commands import as_shell, as_slurm, divided
-    from opasd.sweep.machine import visible_gpus
+    from opasd.sweep.job import Job
+    from opasd.sweep.machine import Machine, visible_gpus
+    from opasd.sweep.scheduler import Scheduler
     from opasd.sweep.spec import Changes, load_sweep
 
-    evaluated = not options.no_evaluation
-    sweep = load_sweep(
-        options.what, Changes(settings[""], settings["evaluate."], _seeds(options.seeds), evaluated=evaluated)
-    )
+    changes = Changes(settings[""], settings["evaluate."], options.seeds, evaluated=not options.no_evaluation)
+    sweep = load_sweep(options.what, changes)
     folder = options.output or Path("sweeps") / sweep.name
     processes = max(1, options.gpus_per_run)
-    sweep = replace(sweep, runs=tuple(divided(run, processes) for run in sweep.runs))
-    chosen = _chosen(sweep, options.only)
-    _check_evaluations(chosen)
+    every_job = [Job(divided(run, processes), folder, processes) for run in sweep.runs]
+    jobs = _chosen(every_job, options.only)
+    _check_evaluations(jobs)
     if options.print_commands:
-        sys.stdout.write(as_shell(chosen, folder, processes))
+        sys.stdout.write(as_shell(jobs))
         return 0
     if options.slurm:
-        limits = {"jobs": options.jobs, "gpus": options.gpus_per_run, "time": options.time}
-        sys.stdout.write(as_slurm(chosen, folder, _repeated(args), **limits, options=options.slurm_option))
+        own = without_flags(args, ["--jobs", "--time", "--slurm-option", "--output", "--only"], switches=["--slurm"])
+        limits = {"most": options.jobs, "gpus": options.gpus_per_run, "time": options.time}
+        sys.stdout.write(as_slurm(sweep.name, jobs, own, **limits, options=options.slurm_option))
         return 0
     gpus = visible_gpus()
     if processes > max(1, len(gpus)):
         raise ConfigError(f"--gpus-per-run {processes}, but there are {len(gpus)} GPUs here; give at most that many")
-    return _sweep(sweep, chosen, folder, options, gpus, shlex.join(args))
-
-
-def _check_evaluations(sweep: "Sweep") -> None:
-    """Refuse evaluations that cannot be made before anything is trained."""
-    from opasd.evaluation.benchmarks import find_benchmarks
-
-    with error_prefix("evaluate.benchmarks"):
-        for names in dict.fromkeys(run.evaluate.benchmarks for run in sweep.runs if run.evaluate):
-            find_benchmarks(list(names))
-    for run in sweep.runs:
-        run.profile()
-
-
-def _sweep(
-    sweep: "Sweep", chosen: "Sweep", folder: Path, options: argparse.Namespace, gpus: tuple[str, ...], given: str
-) -> int:
-    from opasd.run.locks import hold
-    from opasd.sweep.job import Job
-    from opasd.sweep.machine import Machine
-    from opasd.sweep.scheduler import Scheduler
-
-    processes = max(1, options.gpus_per_run)
-    every = [Job(run, folder, processes) for run in sweep.runs]
-    jobs = [Job(run, folder, processes) for run in chosen.runs]
     if options.table:
-        return _finish(sweep, every, folder, {}, json_output=options.json)
+        _finish(sweep, every_job, folder, {}, json_output=options.json)
+        return 0
     _check_jobs(jobs, options.reuse)
     if options.dry_run:
         sys.stdout.write(_dry_run(sweep, jobs, folder, options.reuse))
         return 0
     scheduler = Scheduler(jobs, Machine(options.jobs or 1, gpus, options.gpus_per_run))
+    _work(scheduler, jobs, folder, options)
+    if scheduler.stopping:
+        say(f"stopped; continue with: opasd sweep {shlex.join(args)}")
+        return STOPPED
+    if not options.only:
+        messages = {name: message for name, (_, message) in scheduler.failed.items()}
+        _finish(sweep, every_job, folder, messages, json_output=options.json)
+    for name, (code, message) in scheduler.failed.items():
+        say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message[:200]}")
+    codes = {code for code, _ in scheduler.failed.values()}
+    return 0 if not codes else USER_MISTAKE if codes == {USER_MISTAKE} else 1
+
+
+def _check_evaluations(jobs: "list[Job]") -> None:
+    """Refuse evaluations that cannot be made before anything is trained."""
+    from opasd.evaluation.benchmarks import find_benchmarks
+
+    with error_prefix("evaluate.benchmarks"):
+        for names in dict.fromkeys(job.run.evaluate.benchmarks for job in jobs if job.run.evaluate):
+            find_benchmarks(list(names))
+    for job in jobs:
+        job.run.profile()
+
+
+def _check_jobs(jobs: "list[Job]", sources: list[Path]) -> None:
+    """Refuse folders made with other settings, and runs that cannot start."""
+    from opasd.cli._preview import check
+
+    for job in jobs:
+        job.check()
+        if not job.trained():
+            check(job.run.config, job.processes, job.run.name)
+    for source in sources:
+        if not source.is_dir():
+            raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
+
+
+def _work(scheduler: "Scheduler", jobs: "list[Job]", folder: Path, options: argparse.Namespace) -> None:
+    """Link what other sweeps have, and do the rest."""
+    from opasd.run.locks import hold
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for job in jobs:
@@ -126,33 +144,9 @@ def _sweep(
             f"{error.filename or folder} cannot be written ({error.strerror}); free space or rights, and give the "
             "same command again"
         ) from error
-    if scheduler.stopping:
-        say(f"stopped; continue with: opasd sweep {given}")
-        return STOPPED
-    if not options.only:
-        messages = {name: message for name, (_, message) in scheduler.failed.items()}
-        _finish(sweep, every, folder, messages, json_output=options.json)
-    for name, (code, message) in scheduler.failed.items():
-        say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message[:200]}")
-    codes = {code for code, _ in scheduler.failed.values()}
-    return 0 if not codes else USER_MISTAKE if codes == {USER_MISTAKE} else 1
 
 
-def _check_jobs(jobs: "list[Job]", sources: list[Path]) -> None:
-    """Refuse folders made with other settings, and runs that cannot start."""
-    from opasd.cli._preview import preview
-
-    for job in jobs:
-        job.check()
-        errors = [] if job.trained() else preview(job.run.config, job.processes)["errors"]
-        if errors:
-            raise ConfigError(f"{job.run.name} cannot run:\n  " + "\n  ".join(errors))
-    for source in sources:
-        if not source.is_dir():
-            raise ConfigError(f"--reuse: no folder {source}; give another sweep's, such as sweeps/main")
-
-
-def _finish(sweep: "Sweep", jobs: "list[Job]", folder: Path, failed: dict[str, str], *, json_output: bool) -> int:
+def _finish(sweep: "Sweep", jobs: "list[Job]", folder: Path, failed: dict[str, str], *, json_output: bool) -> None:
     """Write and print the table."""
     from opasd.sweep.results import RunResult, as_json, read_run_result
     from opasd.sweep.tables import as_text, make_table, seed_tables, write
@@ -168,14 +162,14 @@ def _finish(sweep: "Sweep", jobs: "list[Job]", folder: Path, failed: dict[str, s
         message = failed.get(job.run.name) or job.mistake() or ""
         results.append(read_run_result(job, sweep.table.metrics, message))
     table, record = make_table(sweep, results), as_json(sweep, results)
+    tables = folder / "tables"
     try:
-        write(folder / "tables", [table, *seed_tables(results)], record)
+        write(tables, [table, *seed_tables(results)], record)
     except OSError as error:
-        raise ConfigError(f"{folder / 'tables'} cannot be written ({error.strerror}); free space or rights") from error
+        raise ConfigError(f"{tables} cannot be written ({error.strerror}); free space or rights") from error
     sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n" if json_output else as_text(table))
     sys.stdout.flush()
-    say(f"{folder / 'tables'}; the page with every figure: opasd report {shlex.quote(str(folder))}")
-    return 0
+    say(f"{tables}; the page with every figure: opasd report {shlex.quote(str(folder))}")
 
 
 def _dry_run(sweep: "Sweep", jobs: "list[Job]", folder: Path, sources: list[Path]) -> str:
@@ -212,24 +206,12 @@ def _texts(settings: "Settings") -> str:
     return ", ".join(f"{field} {text if text.isprintable() else repr(text)}" for field, text in texts.items())
 
 
-def _chosen(sweep: "Sweep", only: list[str]) -> "Sweep":
+def _chosen(jobs: "list[Job]", only: list[str]) -> "list[Job]":
     names = [name for text in only for name in text.split(",") if name]
-    known = {run.name: run for run in sweep.runs}
+    known = {job.run.name: job for job in jobs}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"--only: no run {', '.join(unknown)}; the runs are {', '.join(known)}")
-    return replace(sweep, runs=tuple(known[name] for name in dict.fromkeys(names))) if names else sweep
-
-
-def _repeated(args: list[str]) -> list[str]:
-    """Return the arguments that a task of a cluster repeats: all but those about the script, the folder and the run."""
-    repeated, words = [], iter(args)
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if flag in ("--jobs", "--time", "--slurm-option", "--output", "--only"):
-            _ = equals or next(words, None)
-        elif word != "--slurm":
-            repeated.append(word)
-    return repeated
+    return [known[name] for name in dict.fromkeys(names)] or jobs
 
 
 def _list(*, as_json: bool) -> int:
@@ -255,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", metavar="WHAT", nargs="*", help="a sweep's name or file, or recipes")
     parser.add_argument("--list", action="store_true", help="list the sweeps that come with the package")
     parser.add_argument("--output", metavar="DIR", type=Path, help="the sweep's folder (default: sweeps/NAME)")
-    parser.add_argument("--seeds", metavar="A,B", help="every run with each of these seeds")
+    parser.add_argument("--seeds", metavar="A,B", type=_seeds, default=(), help="every run with each of these seeds")
     parser.add_argument("--no-evaluation", action="store_true", help="train only")
     parser.add_argument(
         "--reuse", metavar="DIR", type=Path, action="append", default=[],
@@ -285,11 +267,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seeds(text: str | None) -> tuple[int, ...]:
-    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    if text is not None and (not parts or not all(re.fullmatch(r"-?[0-9]{1,20}", part) for part in parts)):
-        raise ConfigError(f"--seeds: got {text!r:.60}; give whole numbers such as 1,42,123")
-    return tuple(map(int, parts))
+def _seeds(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(re.fullmatch(r"-?[0-9]{1,20}", word) for word in words):
+        raise argparse.ArgumentTypeError(f"got {text!r:.60}; give whole numbers such as 1,42,123")
+    return tuple(map(int, words))
 
 
 def _time(text: str) -> str:

@@ -9,7 +9,6 @@ untrained). A recipe inherits the last two.
     config = load_recipe("opasd-qwen3-1.7b").config()
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.config import RunConfig
-from opasd.errors import ConfigError, error_prefix
+from opasd.errors import ConfigError, closest, error_prefix
 from opasd.recipes.checking import to_config
 from opasd.recipes.evaluate import to_evaluate
 from opasd.recipes.reading import parse_yaml, read_text
@@ -30,6 +29,7 @@ GROUPS = {
     "small": "A small pretrained model on one GPU, in minutes",
 }
 """The folders of packaged recipes, and what is in them."""
+YAML_ENDINGS = (".yaml", ".yml")
 _MAX_PARENTS = 16
 
 
@@ -80,12 +80,11 @@ def _find(name_or_file: str, near: Path) -> Path:
     if name_or_file in _packaged():
         return _packaged()[name_or_file]
     path = near / Path(name_or_file).expanduser()
-    if path.suffix.lower() in (".yaml", ".yml"):
+    if path.suffix.lower() in YAML_ENDINGS:
         if path.is_file():
             return path
         raise ConfigError(f"no file {path}; give an existing YAML file or a recipe (`opasd recipes` lists them)")
-    close = difflib.get_close_matches(name_or_file, recipe_names(), 1, 0.6)
-    hint = f"did you mean {close[0]}?" if close else "a file's name ends in .yaml."
+    hint = closest(name_or_file, recipe_names()) or "a file's name ends in .yaml."
     raise ConfigError(f'no recipe "{name_or_file[:80]}"; {hint} `opasd recipes` lists the recipes')
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from opasd.config import RunConfig, Section
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, closest
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -94,8 +94,8 @@ def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotat
             return f"unknown key; {suggestion(keys[-1], section, keys[:-1])}"
         case "literal_error":
             words = [str(word) for part in (annotation, *get_args(annotation)) for word in _words(part)]
-            near = difflib.get_close_matches(str(fault["input"]), words, 1, 0.5)
-            return f"{got}; use one of {', '.join(words)}" + (f" (did you mean {near[0]}?)" if near else "")
+            hint = closest(str(fault["input"]), words, 0.5)
+            return f"{got}; use one of {', '.join(words)}" + (f" ({hint})" if hint else "")
         case "value_error":
             return str(fault["msg"]).removeprefix("Value error, ")
         case "model_type" | "model_attributes_type" | "dict_type":

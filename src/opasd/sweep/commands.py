@@ -1,4 +1,4 @@
-"""A run as the commands that make it: for this machine, for a shell, for Slurm."""
+"""The runs of a sweep as commands for a shell or for Slurm."""
 
 import re
 import shlex
@@ -8,57 +8,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from opasd.errors import ConfigError
-from opasd.recipes.evaluate import template_option
-from opasd.recipes.fields import to_flags, value_of
-from opasd.sweep.spec import EVALUATION, Sweep, SweepRun
-
-_BATCH = "train.per_device_train_batch_size"
-_ACCUMULATION = "train.gradient_accumulation_steps"
-
-
-def train_command(run: SweepRun, folder: Path, processes: int = 1, *, resume: bool = False) -> list[str]:
-    """Return the arguments of `opasd` that train the run in `folder`."""
-    launch = ["--num-processes", str(processes)] if processes > 1 else []
-    if resume:
-        return ["train", "--resume", str(folder / run.name), *launch]
-    where = ["--name", run.name, "--output-dir", str(folder)]
-    return ["train", run.recipe, *to_flags(run.settings), *where, *launch]
-
-
-def evaluate_command(run: SweepRun, folder: Path) -> list[str]:
-    """Return the arguments of `opasd` that evaluate the run in `folder`, in a folder beside it."""
-    path = str(folder / run.name)
-    target = run.base_target() if run.evaluate_only else [path]
-    flags = run.evaluate.flags() if run.evaluate else []
-    options = run.config.prompts.template_options
-    flags += [f"--template-option={template_option(name, value)}" for name, value in options.items()]
-    return ["evaluate", *target, *flags, "--output", f"{path}{EVALUATION}"]
+from opasd.sweep.job import Job, Stage
+from opasd.sweep.spec import SweepRun
 
 
 def divided(run: SweepRun, processes: int) -> SweepRun:
     """Return the run for several processes, with as many problems in a step as on one."""
     if processes == 1 or run.evaluate_only:
         return run
-    for field in (_ACCUMULATION, _BATCH):
-        value = value_of(run.config, field)
-        if value % processes == 0:
-            share = value // processes
-            train = run.config.train.model_copy(update={field.split(".")[1]: share})
-            config = run.config.model_copy(update={"train": train})
-            return replace(run, config=config, settings={**run.settings, field: share})
+    train = run.config.train
+    for name in ("gradient_accumulation_steps", "per_device_train_batch_size"):
+        share, rest = divmod(getattr(train, name), processes)
+        if not rest:
+            config = run.config.model_copy(update={"train": train.model_copy(update={name: share})})
+            return replace(run, config=config, settings={**run.settings, f"train.{name}": share})
     raise ConfigError(
-        f"{run.name}: neither {_ACCUMULATION} {value_of(run.config, _ACCUMULATION)} nor {_BATCH} "
-        f"{value_of(run.config, _BATCH)} can be divided by {processes} processes; give another --gpus-per-run"
+        f"{run.name}: neither train.gradient_accumulation_steps {train.gradient_accumulation_steps} nor "
+        f"train.per_device_train_batch_size {train.per_device_train_batch_size} can be divided by {processes} "
+        "processes; give another --gpus-per-run"
     )
 
 
-def as_shell(sweep: Sweep, folder: Path, processes: int) -> str:
+def as_shell(jobs: Sequence[Job]) -> str:
     """Return one line for each run, to be pasted into a shell."""
     lines = []
-    for run in sweep.runs:
-        commands = [] if run.evaluate_only else [train_command(run, folder, processes)]
-        commands += [evaluate_command(run, folder)] if run.evaluate else []
-        lines.append(" && ".join(f"opasd {' '.join(map(quoted, command))}" for command in commands))
+    for job in jobs:
+        stages: list[Stage] = [] if job.run.evaluate_only else ["train"]
+        stages += ["evaluate"] if job.run.evaluate else []
+        lines.append(" && ".join(f"opasd {' '.join(map(quoted, job.command(stage)))}" for stage in stages))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -71,22 +48,23 @@ def quoted(word: str) -> str:
 
 
 def as_slurm(
-    sweep: Sweep, folder: Path, args: Sequence[str], *, jobs: int | None, gpus: int, time: str, options: Sequence[str]
+    sweep: str, jobs: Sequence[Job], args: Sequence[str], *, most: int | None, gpus: int, time: str, options: list[str]
 ) -> str:
-    """Return a script for `sbatch` with one task of an array for each run, at most `jobs` of them at a time.
+    """Return a script for `sbatch` with one task of an array for each run, at most `most` of them at a time.
 
     `args` are the sweep's own arguments without the choice of a run: a task repeats them with `--only`, so that a task
     that is requeued resumes. `options` are further #SBATCH lines.
     """
-    for option in (time, *options):
+    for option in options:
         if not option.isprintable():
             raise ConfigError(f"a Slurm option has characters that cannot be printed: {option!r:.60}; give one line")
-    limit = f"%{jobs}" if jobs else ""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", sweep.name)
-    header = [f"--job-name=opasd-{name}", f"--array=0-{len(sweep.runs) - 1}{limit}", f"--time={time}"]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", sweep)
+    limit = f"%{most}" if most else ""
+    header = [f"--job-name=opasd-{name}", f"--array=0-{len(jobs) - 1}{limit}", f"--time={time}"]
     header += [f"--gpus-per-task={gpus}"] * (gpus > 0)
     header += ["--ntasks=1", "--requeue", "--signal=B:TERM@120", *options]
-    command = shlex.join([sys.executable, "-m", "opasd.cli", "sweep", *args, "--output", str(folder.absolute())])
+    output = str(jobs[0].folder.absolute())
+    command = shlex.join([sys.executable, "-m", "opasd.cli", "sweep", *args, "--output", output])
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in header),
@@ -95,7 +73,7 @@ def as_slurm(
         "set -eu",
         f"cd {shlex.quote(str(Path.cwd()))}",
         "runs=(",
-        *(f"  {shlex.quote(run.name)}" for run in sweep.runs),
+        *(f"  {shlex.quote(job.run.name)}" for job in jobs),
         ")",
         f'exec {command} --only "${{runs[$SLURM_ARRAY_TASK_ID]}}"',
     ]

@@ -15,10 +15,10 @@ from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.evaluation.comparability import differences_from_request
 from opasd.files import read_object, write_json
-from opasd.recipes.fields import differing_fields, value_of
+from opasd.recipes.evaluate import template_option
+from opasd.recipes.fields import differing_fields, to_flags, value_of
 from opasd.run.folder import RunFolder, with_absolute_paths
 from opasd.run.locks import in_use
-from opasd.sweep.commands import evaluate_command, train_command
 from opasd.sweep.spec import EVALUATION, OWN_FIELDS, SweepRun
 
 Stage = Literal["train", "evaluate"]
@@ -70,15 +70,22 @@ class Job:
             settings, self.run.evaluate, config.model, config.prompts.template_options, path
         )
 
-    def command(self, stage: Stage) -> list[str]:
-        """Return the arguments of `opasd` that begin or resume the stage."""
+    def command(self, stage: Stage, *, resume: bool = False) -> list[str]:
+        """Return the arguments of `opasd` for the stage."""
+        run, path = self.run, str(self.path)
         if stage == "evaluate":
-            return evaluate_command(self.run, self.folder)
-        return train_command(self.run, self.folder, self.processes, resume=self.begun())
+            target = run.base_target() if run.evaluate_only else [path]
+            flags = run.evaluate.flags() if run.evaluate else []
+            options = run.config.prompts.template_options.items()
+            flags += [f"--template-option={template_option(name, value)}" for name, value in options]
+            return ["evaluate", *target, *flags, "--output", str(self.evaluation)]
+        source = [run.recipe, *to_flags(run.settings), "--name", run.name, "--output-dir", str(self.folder)]
+        launch = ["--num-processes", str(self.processes)] if self.processes > 1 else []
+        return ["train", *(["--resume", path] if resume else source), *launch]
 
     def busy(self) -> bool:
         """Return whether another process works on it, such as one that outlives a killed sweep for a moment."""
-        return any(in_use(path) for path in (self.path, self.evaluation))
+        return in_use(self.path) or in_use(self.evaluation)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return how each stage ended."""
@@ -86,9 +93,9 @@ class Job:
 
     def record(self, stage: Stage, code: int, seconds: float, message: str) -> None:
         """Write down how a stage ended."""
-        command = train_command(self.run, self.folder, self.processes) if stage == "train" else self.command(stage)
         entry = {"code": code, "seconds": round(seconds, 1), "message": message}
-        self._write(self.state() | {stage: entry | {"settings": self._digest(stage), "command": command}})
+        entry |= {"settings": self._digest(stage), "command": self.command(stage)}
+        self._write(self.state() | {stage: entry})
 
     def forget_failures(self) -> None:
         """Let a stage that failed by a mistake be tried again."""
@@ -149,10 +156,7 @@ class Job:
         if self.begun() and not self.run.evaluate_only:
             config = RunFolder.open(self.path).config
             if changed := differing_settings(config, with_absolute_paths(self.run.config)):
-                values = ", ".join(f"{name} {value_of(config, name)!r:.40}" for name in changed[:5])
-                raise ConfigError(
-                    f"{self.path} was made with other settings ({values}); give the same ones, or another --output"
-                )
+                raise _other_settings(self.path, [f"{name} {value_of(config, name)!r:.40}" for name in changed[:5]])
         elif self.path.exists():
             raise ConfigError(f"{self.path} exists and is no run; give another --output")
         elif any(self.evaluation.glob("*.json")) and not self.run.evaluate_only:
@@ -161,15 +165,18 @@ class Job:
             )
         if self.run.evaluate is None or not self.evaluation.exists():
             return
-        entry = self.state().get("evaluate")
-        changed = self._differing_settings() if entry is None else []
-        if changed or (entry and entry.get("settings", self._digest("evaluate")) != self._digest("evaluate")):
-            names = f" ({', '.join(changed)})" if changed else ""
-            raise ConfigError(
-                f"{self.evaluation} was made with other settings{names}; give the same ones or another --output"
-            )
+        if entry := self.state().get("evaluate"):
+            if entry.get("settings", self._digest("evaluate")) != self._digest("evaluate"):
+                raise _other_settings(self.evaluation, [])
+        elif changed := self._differing_settings():
+            raise _other_settings(self.evaluation, changed)
 
 
 def differing_settings(first: RunConfig, second: RunConfig) -> list[str]:
     """Return the names of the fields in which two runs differ, apart from where they lie."""
     return [name for name in differing_fields(first, second) if name not in OWN_FIELDS]
+
+
+def _other_settings(path: Path, changed: list[str]) -> ConfigError:
+    names = f" ({', '.join(changed)})" if changed else ""
+    return ConfigError(f"{path} was made with other settings{names}; give the same ones, or another --output")

@@ -16,8 +16,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|\bFree memory on device .* is less than desired GPU memory utilization))"  # vLLM's
 )
 """A line with such an exception; CUBLAS_STATUS_EXECUTION_FAILED and the like have other causes too."""
-_OTHER_PROCESS = re.compile(r"\bProcess \d+ has [\d.]+ GiB memory in use\b")
-"""PyTorch's words for another process on the device that holds much memory."""
+OTHER_PROCESS = re.compile(r"\bProcess \d+ has [\d.]+ GiB memory in use\b")
+"""PyTorch's words, in a message about memory, for another process that holds much of it."""
 
 
 def tail(path: Path, start: int = 0, size: int = 8192) -> bytes:
@@ -42,8 +42,3 @@ def last_words(log: Path, start: int) -> tuple[str, bool]:
     first = max(memory | {number for number, line in enumerate(lines) if line.startswith("error: ")}, default=None)
     message = [line for line in lines if line.strip()][-1:] if first is None else lines[first:]
     return " ".join(" ".join(message).removeprefix("error: ").split())[:500], first in memory
-
-
-def names_other_processes(message: str) -> bool:
-    """Return whether a message about memory names other processes that hold much of it."""
-    return _OTHER_PROCESS.search(message) is not None

@@ -15,22 +15,18 @@ class Machine:
 
     def environment(self, slot: int) -> dict[str, str]:
         """Return the environment of the runs in a slot: its GPUs, or its share of the cores."""
-        if self.gpus_per_run == 0:
-            return {"CUDA_VISIBLE_DEVICES": ""} | self._threads()
-        if self.gpus:
+        if self.gpus and self.gpus_per_run:
             chosen = [self.gpus[(slot * self.gpus_per_run + n) % len(self.gpus)] for n in range(self.gpus_per_run)]
             return {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
-        return self._threads()
+        environment = {} if self.gpus_per_run else {"CUDA_VISIBLE_DEVICES": ""}
+        if self.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
+            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        return environment
 
     def shared(self, slot: int, other: int) -> bool:
         """Return whether runs in two slots use the same GPU; without known GPUs all share the device."""
         first, second = (self.environment(n).get("CUDA_VISIBLE_DEVICES", "") for n in (slot, other))
         return not first or not second or not set(first.split(",")).isdisjoint(second.split(","))
-
-    def _threads(self) -> dict[str, str]:
-        if self.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
-            return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
-        return {}
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -41,4 +37,4 @@ def visible_gpus() -> tuple[str, ...]:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(str(n) for n, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU ")))
+    return tuple(str(n) for n in range(sum(line.startswith("GPU ") for line in listed.splitlines())))

@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
 from opasd.files import parse_row
 from opasd.progress import StatusLine, clock
 from opasd.sweep.job import MISTAKE, STOPPED, Job, Stage
-from opasd.sweep.logs import last_words, names_other_processes, tail
+from opasd.sweep.logs import OTHER_PROCESS, last_words, tail
 from opasd.sweep.machine import Machine
 
 _DOING: dict[Stage, str] = {"train": "training", "evaluate": "evaluating"}
@@ -63,7 +62,8 @@ class Scheduler:
     def run(self) -> None:
         """Work until everything is done, or until all processes have ended after a signal."""
         self._skip()
-        with self._signals():
+        previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
             while (self.waiting and not self.stopping) or self.running:
                 self._start()
                 for stage in [stage for stage in self.running if stage.process.poll() is not None]:
@@ -71,7 +71,20 @@ class Scheduler:
                 if self._line.due():
                     self._line.show(self._status())
                 time.sleep(_POLL_S)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
         self._line.clear()
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        """Let every run save and end after SIGTERM and the first Ctrl-C; kill them after the second Ctrl-C."""
+        kill = self.stopping and number == signal.SIGINT
+        self.stopping = True
+        for stage in self.running:
+            if stage.process.poll() is None and kill:
+                os.killpg(stage.process.pid, signal.SIGKILL)
+            elif stage.process.poll() is None:
+                stage.process.terminate()
 
     def _skip(self) -> None:
         """Leave out jobs that are done, or that failed by a mistake."""
@@ -88,19 +101,16 @@ class Scheduler:
     def _start(self) -> None:
         for job in list(self.waiting):
             name = job.run.name
-            slot = self._free_slot(alone=name in self._to_run_alone)
+            alone = name in self._to_run_alone
+            slot = self._free_slot(alone=alone)
             if self.stopping or slot is None:
                 continue
-            if job.busy():
-                if name not in self._reported_busy:
-                    self._reported_busy.add(name)
-                    self._line.say(f"{name}: another process works on it; waiting")
-                continue
-            self.waiting.remove(job)
-            if (stage := job.next_stage()) is not None:
-                self._launch(job, stage, slot, alone=name in self._to_run_alone)
-            else:
-                self.done += 1
+            if not job.busy():
+                self.waiting.remove(job)
+                self._launch(job, slot, alone=alone)
+            elif name not in self._reported_busy:
+                self._reported_busy.add(name)
+                self._line.say(f"{name}: another process works on it; waiting")
 
     def _free_slot(self, *, alone: bool) -> int | None:
         """Return a slot without a stage that must be alone on its GPUs; if `alone`, one without any stage on them."""
@@ -110,8 +120,13 @@ class Scheduler:
                 return slot
         return None
 
-    def _launch(self, job: Job, stage: Stage, slot: int, *, alone: bool) -> None:
-        command = job.command(stage)
+    def _launch(self, job: Job, slot: int, *, alone: bool) -> None:
+        """Start what is left to do first, if anything is."""
+        stage = job.next_stage()
+        if stage is None:
+            self.done += 1
+            return
+        command = job.command(stage, resume=job.begun())
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             start = log.tell()
@@ -141,21 +156,17 @@ class Scheduler:
         if code == 0 and (ended.stage == "evaluate" or job.trained()):
             job.record(ended.stage, 0, seconds, "")
             self._line.say(f"{name}: {_DONE[ended.stage]} in {clock(seconds)}")
-            following = job.next_stage()
-            if following is None:
-                self.done += 1
-            elif self.stopping:
+            if self.stopping and job.next_stage():
                 self.waiting.insert(0, job)
             else:
-                self._launch(job, following, ended.slot, alone=ended.alone)
+                self._launch(job, ended.slot, alone=ended.alone)
             return
         if self.stopping:
             self._line.say(f"{name}: stopped")
             self.waiting.insert(0, job)
             return
         message, out_of_memory = last_words(job.log, ended.log_start)
-        shared = ended.neighbours or names_other_processes(message)
-        if code != 0 and out_of_memory and shared and not ended.alone:
+        if code != 0 and out_of_memory and not ended.alone and (ended.neighbours or OTHER_PROCESS.search(message)):
             self._try_again_alone(ended)
             return
         job.record(ended.stage, code, seconds, message)
@@ -167,41 +178,19 @@ class Scheduler:
         """Queue a job that was out of memory beside others; nothing is recorded, since it has not failed yet."""
         self._to_run_alone.add(ended.job.run.name)
         self.waiting.append(ended.job)
+        how = "beside processes of others; tried again at the end"
         if ended.neighbours:
             others = f"{ended.neighbours} others" if ended.neighbours > 1 else "another run"
             how = f"beside {others}; tried again alone when they are done (fewer --jobs avoid this)"
-        else:
-            how = "beside processes of others; tried again at the end"
         self._line.say(f"{ended.job.run.name}: out of GPU memory {how}")
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Let SIGTERM and the first Ctrl-C make every run save and end; the second Ctrl-C kills them."""
-
-        def request(number: int, _frame: FrameType | None) -> None:
-            kill = self.stopping and number == signal.SIGINT
-            self.stopping = True
-            for stage in self.running:
-                if stage.process.poll() is None and kill:
-                    os.killpg(stage.process.pid, signal.SIGKILL)
-                elif stage.process.poll() is None:
-                    stage.process.terminate()
-
-        previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
     def _status(self) -> str:
-        parts = [f"{self.done} of {self.total} done"]
-        parts += [f"{len(self.failed)} failed"] if self.failed else []
-        later = sum(job.run.name in self._to_run_alone for job in self.waiting)
-        parts += [f"{later} to be tried again alone"] if later else []
-        parts += ["stopping"] if self.stopping else []
-        parts += [f"{stage.job.run.name} {stage.progress()}" for stage in self.running]
-        return "  ".join(parts)
+        retried = sum(job.run.name in self._to_run_alone for job in self.waiting)
+        words = [f"{self.done} of {self.total} done"]
+        words += [f"{len(self.failed)} failed"] * bool(self.failed)
+        words += [f"{retried} to be tried again alone"] * bool(retried)
+        words += ["stopping"] * self.stopping
+        return "  ".join([*words, *(f"{stage.job.run.name} {stage.progress()}" for stage in self.running)])
 
 
 def _die_with_parent() -> Callable[[], None] | None:

@@ -15,7 +15,7 @@ An entry of `runs` is a recipe, `base` for the untrained model, or any of recipe
 differs), label (in the table; unset: the row of its published number, or its name), evaluate and evaluate_only.
 """
 
-import difflib
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from typing import Any, get_args
 from pydantic import Field
 
 from opasd.config import RunConfig, Section
-from opasd.errors import ConfigError, error_prefix
+from opasd.errors import ConfigError, closest, error_prefix
 from opasd.evaluation.profiles import Profile, requested_profile
 from opasd.lab import LAB
-from opasd.recipes import Recipe, laid_over, load_recipe, merged, recipe_names
+from opasd.recipes import YAML_ENDINGS, laid_over, load_recipe, merged, recipe_names
 from opasd.recipes.checking import as_section, checked, to_config
 from opasd.recipes.evaluate import EvaluateConfig, to_evaluate
 from opasd.recipes.fields import Settings, field_type, nested, section_error
@@ -52,7 +52,8 @@ OWN_FIELDS = {
 NULL_TEXTS = ("none", "null")
 """Texts that a command line reads as null."""
 MAX_RUNS = 1000
-_YAML = (".yaml", ".yml")
+_RECIPE_KEYS = set(RunConfig.model_fields) - {"name"} | {"extends", "expects", "evaluate_only"}
+"""Keys that a recipe has and a sweep's file does not."""
 
 
 class Entry(Section):
@@ -164,42 +165,32 @@ def sweep_names() -> list[str]:
 
 def load_sweep(names: Sequence[str], changes: Changes = NO_CHANGES) -> Sweep:
     """Return the sweep that is a packaged one's name, a sweep's file, or a list of recipes."""
-    if len(names) == 1 and names[0] in sweep_names():
-        return read_sweep(FILES / f"{names[0]}.yaml", changes)
-    path = Path(names[0]).expanduser()
-    if len(names) == 1 and path.suffix.lower() in _YAML:
+    path = FILES / f"{names[0]}.yaml" if names[0] in sweep_names() else Path(names[0]).expanduser()
+    if len(names) == 1 and path.suffix.lower() in YAML_ENDINGS:
         if not path.is_file():
             raise ConfigError(f"no file {path}; give a sweep's file or name (`opasd sweep --list`), or recipes")
-        of_recipes = set(RunConfig.model_fields) - {"name"} | {"extends", "expects", "evaluate_only"}
-        if not of_recipes & set(read_yaml(path)):
-            return read_sweep(path, changes)
+        values = read_yaml(path)
+        if not _RECIPE_KEYS & set(values):
+            file = checked(SweepFile, values, str(path))
+            with error_prefix(str(path)):
+                return expand(file.model_copy(update={"name": file.name or path.stem}), path.parent, changes)
     for name in names:
         if name in sweep_names() and name not in recipe_names():
             raise ConfigError(f"{name} is a sweep, which is given alone; give one sweep, or recipes")
-        if name not in recipe_names() and not name.lower().endswith(_YAML):
-            near = difflib.get_close_matches(name, [*sweep_names(), *recipe_names()], 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else "a file's name ends in .yaml."
+        if name not in recipe_names() and not name.lower().endswith(YAML_ENDINGS):
+            hint = closest(name, [*sweep_names(), *recipe_names()]) or "a file's name ends in .yaml."
             raise ConfigError(
                 f'no sweep "{name[:80]}", and no recipe; {hint} `opasd sweep --list` and `opasd recipes` list them'
             )
-    stems = [Path(name).stem if "/" in name or name.endswith(_YAML) else name for name in names]
+    stems = [Path(name).stem if "/" in name or name.endswith(YAML_ENDINGS) else name for name in names]
     with error_prefix("command line"):
         return expand(SweepFile(name=folder_name("+".join(stems)), runs=list(names)), Path(), changes)
-
-
-def read_sweep(path: Path, changes: Changes = NO_CHANGES) -> Sweep:
-    """Return the sweep of a file."""
-    file = checked(SweepFile, read_yaml(path), str(path))
-    with error_prefix(str(path)):
-        return expand(file.model_copy(update={"name": file.name or path.stem}), path.parent, changes)
 
 
 def expand(file: SweepFile, folder: Path, changes: Changes = NO_CHANGES) -> Sweep:
     """Return the sweep of a file in `folder`, with all its runs."""
     name = file.name or "sweep"
     check_name(name)
-    if bool(file.grid) == bool(file.runs):
-        raise ConfigError(f"give either grid or runs, {'not both' if file.grid else 'and not an empty one'}")
     for field in (*file.set, *file.grid, *changes.settings):
         _check_field(field)
     if taken := sorted(set(file.grid) & set(changes.settings)):
@@ -207,10 +198,7 @@ def expand(file: SweepFile, folder: Path, changes: Changes = NO_CHANGES) -> Swee
     seeds = changes.seeds or file.seeds
     if seeds and any(SEED in fields for fields in (file.grid, file.set, changes.settings)):
         raise ConfigError(f"seeds and {SEED} are both given; keep one")
-    _check_different(seeds, "seeds")
-    entries = list(_grid_entries(file) if file.grid else _list_entries(file))
-    if file.with_base:
-        entries.insert(0, BASE_ENTRY)
+    entries = list(_entries(file))
     if len(entries) * max(1, len(seeds)) > MAX_RUNS:
         raise ConfigError(f"more than {MAX_RUNS} runs; make the grid smaller")
     runs: list[SweepRun] = []
@@ -226,19 +214,19 @@ def expand(file: SweepFile, folder: Path, changes: Changes = NO_CHANGES) -> Swee
     return Sweep(name, file.description, tuple(runs), file.table)
 
 
-def _grid_entries(file: SweepFile) -> Iterator[Entry]:
-    if file.recipe is None:
+def _entries(file: SweepFile) -> Iterator[Entry]:
+    """Yield the points of the grid or the entries of the list, after the base."""
+    if bool(file.grid) == bool(file.runs):
+        raise ConfigError(f"give either grid or runs, {'not both' if file.grid else 'and not an empty one'}")
+    if file.grid and file.recipe is None:
         raise ConfigError("a grid needs the recipe that it varies; add recipe: NAME")
-    for field, values in file.grid.items():
-        if not values:
-            raise ConfigError(f"grid: {field} has no values; give a list such as [0.5, 1.0]")
-        _check_different(values, f"grid: {field}")
-    for values in itertools.product(*file.grid.values()):
+    if empty := [field for field, values in file.grid.items() if not values]:
+        raise ConfigError(f"grid: {', '.join(empty)} has no values; give a list such as [0.5, 1.0]")
+    if file.with_base:
+        yield BASE_ENTRY
+    for values in itertools.product(*file.grid.values()) if file.grid else ():
         point = dict(zip(file.grid, values, strict=True))
         yield Entry(set=point, name=settings_name(point))
-
-
-def _list_entries(file: SweepFile) -> Iterator[Entry]:
     for number, entry in enumerate(file.runs, 1):
         if entry == BASE:
             yield BASE_ENTRY
@@ -263,14 +251,16 @@ def _runs(file: SweepFile, entry: Entry, seeds: Sequence[int], folder: Path, cha
         _check_field(field, value)
     evaluate_only = recipe.evaluate_only if entry.evaluate_only is None else entry.evaluate_only
     name = folder_name(entry.name or "-".join(filter(None, [recipe.name, settings_name(entry.set)])))
-    evaluate = _evaluation(recipe, file, entry, changes)
+    layers = (recipe.evaluate, file.evaluate, entry.evaluate or None, changes.evaluate or None)
+    layers = [layer for layer in layers if changes.evaluated and layer is not None]
+    evaluate = to_evaluate(functools.reduce(merged, layers), "this run") if layers else None
     if evaluate_only and evaluate is None:
         raise ConfigError(f"{name} trains nothing, and nothing says how to evaluate it; add evaluate:")
-    published = "" if entry.name or entry.set else _published_row(recipe)
+    expects = recipe.expects if isinstance(recipe.expects, Mapping) and not entry.name and not entry.set else {}
+    published = " ".join(str(expects[key]) for key in ("group", "row", "series") if key in expects)
     for seed in (None,) if evaluate_only else seeds or (None,):
         settings = {**file.set, **entry.set, **changes.settings} | ({} if seed is None else {SEED: seed})
-        values = laid_over(recipe.values, nested(settings))
-        config = to_config(values, name)
+        config = to_config(laid_over(recipe.values, nested(settings)), name)
         unchanged = config.train.model_copy(update={"seed": recipe.config().train.seed})
         yield SweepRun(
             name=name if seed is None else folder_name(f"{name}-seed-{seed}"),
@@ -285,22 +275,6 @@ def _runs(file: SweepFile, entry: Entry, seeds: Sequence[int], folder: Path, cha
         )
 
 
-def _published_row(recipe: Recipe) -> str:
-    """Return the name of the row with the recipe's published number."""
-    expects = recipe.expects if isinstance(recipe.expects, Mapping) else {}
-    return " ".join(str(expects[key]) for key in ("group", "row", "series") if key in expects)
-
-
-def _evaluation(recipe: Recipe, file: SweepFile, entry: Entry, changes: Changes) -> EvaluateConfig | None:
-    layers = [recipe.evaluate, file.evaluate, entry.evaluate or None, changes.evaluate or None]
-    if not changes.evaluated or all(layer is None for layer in layers):
-        return None
-    values: dict[str, Any] = {}
-    for layer in layers:
-        values = merged(values, layer or {})
-    return to_evaluate(values, "this run")
-
-
 def _check_runs(runs: Sequence[SweepRun]) -> None:
     names: dict[str, str] = {}
     for run in runs:
@@ -313,12 +287,6 @@ def _check_runs(runs: Sequence[SweepRun]) -> None:
         if run.name.lower() in (*RESERVED, *NULL_TEXTS) or run.name.endswith(EVALUATION):
             raise ConfigError(f"a run may not be named {run.name}; give it another name:")
         check_name(run.name)
-
-
-def _check_different(values: Sequence[Any], where: str) -> None:
-    for index, value in enumerate(values):
-        if any(value == other and type(value) is type(other) for other in values[:index]):
-            raise ConfigError(f"{where}: {value!r:.60} is repeated; give each value once")
 
 
 def _check_field(field: str, value: Any = None) -> None:
