@@ -83,28 +83,23 @@ class Row:
     def seeds(self) -> list[int]:
         return [result.run.config.train.seed for result in self.results if not result.run.evaluate_only]
 
-    def scores(self, benchmark: str) -> list[BenchmarkResult]:
-        scores = (result.scores.get((benchmark, self.budget or 0)) for result in self.results)
-        return [score for score in scores if score is not None]
+    def scores(self, benchmarks: Sequence[str]) -> list[list[BenchmarkResult]]:
+        """Return, for each seed that has answered all of these benchmarks, its results on them."""
+        scores = ([result.scores.get((name, self.budget or 0)) for name in benchmarks] for result in self.results)
+        by_seed = [[score for score in own if score is not None] for own in scores]
+        return [own for own in by_seed if own and len(own) == len(benchmarks)]
 
-    def accuracy(self, benchmark: str, benchmarks: Sequence[str]) -> tuple[Summary, tuple[float, float] | None] | None:
-        """Return the summary over seeds in per cent, and the interval that fits their number."""
-        names = list(benchmarks) if benchmark == AVERAGE else [benchmark]
-        by_seed = []
-        for result in self.results:
-            scores = [score for name in names if (score := result.scores.get((name, self.budget or 0)))]
-            if scores and len(scores) == len(names):
-                by_seed.append(scores)
+    def accuracy(self, benchmarks: Sequence[str]) -> tuple[Summary, tuple[float, float] | None] | None:
+        """Return the average over benchmarks, summarised over seeds in per cent, and the interval for their number."""
+        by_seed = self.scores(benchmarks)
         if not by_seed:
             return None
-        summary = summarise(
-            [per_cent(math.fsum(score.avg.mean for score in scores) / len(scores)) for scores in by_seed]
-        )
+        summary = summarise([per_cent(math.fsum(score.avg.mean for score in own) / len(own)) for own in by_seed])
         if len(by_seed) > 1:
             return summary, summary.interval
-        (scores,) = by_seed
-        own = scores[0].avg if len(scores) == 1 else macro_average([list(score.correct.values()) for score in scores])
-        return summary, (per_cent(own.low), per_cent(own.high))
+        (own,) = by_seed
+        interval = own[0].avg if len(own) == 1 else macro_average([list(score.correct.values()) for score in own])
+        return summary, (per_cent(interval.low), per_cent(interval.high))
 
     def gain(self, benchmarks: Sequence[str]) -> Estimate | None:
         """Return the points gained over the base: the mean over benchmarks, of problems' means over seeds."""
@@ -119,7 +114,7 @@ class Row:
 
     def _shares(self, benchmark: str) -> dict[str, float]:
         """Return the share of right samples by problem, as the mean over seeds."""
-        by_seed = [score.correct for score in self.scores(benchmark)]
+        by_seed = [score.correct for (score,) in self.scores([benchmark])]
         problems = [problem for problem in by_seed[0] if all(problem in own for own in by_seed)] if by_seed else []
         return {problem: math.fsum(own[problem] for own in by_seed) / len(by_seed) for problem in problems}
 
@@ -151,9 +146,10 @@ def benchmarks_of(results: Sequence[RunResult]) -> list[str]:
     return list(dict.fromkeys(name for result in results for name, _ in result.scores))
 
 
-def with_average(benchmarks: list[str]) -> list[str]:
-    """Return the benchmarks, and their average if they are several."""
-    return [*benchmarks, AVERAGE] if len(benchmarks) > 1 else benchmarks
+def with_average(benchmarks: list[str]) -> dict[str, list[str]]:
+    """Return each benchmark by its name, and all of them as their average if they are several."""
+    alone = {name: [name] for name in benchmarks}
+    return alone | {AVERAGE: benchmarks} if len(benchmarks) > 1 else alone
 
 
 def as_json(sweep: Sweep, results: Sequence[RunResult]) -> dict[str, Any]:
@@ -186,20 +182,13 @@ def as_json(sweep: Sweep, results: Sequence[RunResult]) -> dict[str, Any]:
 
 def _row_json(row: Row, benchmarks: list[str]) -> dict[str, Any]:
     accuracy = {}
-    for name in with_average(benchmarks):
-        if measured := row.accuracy(name, benchmarks):
+    for name, members in with_average(benchmarks).items():
+        if measured := row.accuracy(members):
             summary, interval = measured
             accuracy[name] = {"runs": summary.count, "mean": summary.mean, "sd": summary.sd, "interval": interval}
     gain = row.gain(benchmarks)
-    return {
-        "run": row.name,
-        "label": row.label,
-        "budget": row.budget,
-        "seeds": row.seeds,
-        "accuracy": accuracy,
-        "against_base": None if gain is None else gain._asdict(),
-        "expects": row.run.expects,
-    }
+    about = {"run": row.name, "label": row.label, "budget": row.budget, "seeds": row.seeds, "accuracy": accuracy}
+    return about | {"against_base": None if gain is None else gain._asdict(), "expects": row.run.expects}
 
 
 def pass_rate(score: BenchmarkResult) -> float:

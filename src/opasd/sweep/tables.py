@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,14 @@ def make_table(sweep: Sweep, results: Sequence[RunResult]) -> Table:
     several_budgets = len({row.budget for row in rows} - {None}) > 1
     columns: list[Column] = [
         (sweep.table.first, [Cell(row.label) for row in rows]),
-        *_settings(sweep, rows),
+        *_settings(rows),
         ("seeds", [Cell(", ".join(map(str, row.seeds)) if several_seeds else "") for row in rows]),
         ("budget", [Cell(f"{row.budget:,}" if row.budget and several_budgets else "", row.budget) for row in rows]),
         *_metrics(sweep, rows, evaluated=bool(benchmarks)),
     ]
     columns += [
-        (f"{name} Avg@{samples}, %", _with_best([_accuracy(row, name, benchmarks) for row in rows]))
-        for name in with_average(benchmarks)
+        (f"{name} Avg@{samples}, %", _with_best([_accuracy(row, members) for row in rows]))
+        for name, members in with_average(benchmarks).items()
     ]
     columns.append(("against base", [_gain(row, benchmarks) for row in rows]))
     if samples not in (1, "k"):
@@ -60,20 +61,18 @@ def make_table(sweep: Sweep, results: Sequence[RunResult]) -> Table:
     return Table(sweep.name, title, [heading for heading, _ in shown], cells, _caption(sweep, rows, benchmarks))
 
 
-def _settings(sweep: Sweep, rows: Sequence[Row]) -> list[Column]:
+def _settings(rows: Sequence[Row]) -> list[Column]:
     """Return the fields in which the trained runs differ."""
-    configs = [run.config for run in sweep.runs if not run.evaluate_only]
+    configs = [result.run.config for row in rows for result in row.results if not result.run.evaluate_only]
     names = dict.fromkeys(name for config in configs for name in differing_settings(configs[0], config))
-    short = short_names([name for name in names if name != SEED])
-    return [(heading, _setting_cells(name, rows)) for name, heading in list(short.items())[:_MOST_SETTINGS]]
-
-
-def _setting_cells(name: str, rows: Sequence[Row]) -> list[Cell]:
-    has_value = [not row.run.evaluate_only or name == "model.name_or_path" for row in rows]
-    values = [value_of(row.run.config, name) for row, has in zip(rows, has_value, strict=True) if has]
-    texts = shortened_texts(list(map(value_text, values)))
-    cells = iter([Cell(text, number(value)) for text, value in zip(texts, values, strict=True)])
-    return [next(cells) if has else NOTHING for has in has_value]
+    columns = []
+    for name, heading in list(short_names([name for name in names if name != SEED]).items())[:_MOST_SETTINGS]:
+        shown = [row for row in rows if not row.run.evaluate_only or name == "model.name_or_path"]
+        values = [value_of(row.run.config, name) for row in shown]
+        texts = shortened_texts(list(map(value_text, values)))
+        cells = {id(row): Cell(text, number(v)) for row, text, v in zip(shown, texts, values, strict=True)}
+        columns.append((heading, [cells.get(id(row), NOTHING) for row in rows]))
+    return columns
 
 
 def _metrics(sweep: Sweep, rows: Sequence[Row], *, evaluated: bool) -> list[Column]:
@@ -102,8 +101,8 @@ def _with_spread(summary: Summary, digits: int) -> str:
     return fixed(summary.mean, digits) + ("" if summary.sd is None else f" ± {fixed(summary.sd, digits)}")
 
 
-def _accuracy(row: Row, name: str, benchmarks: Sequence[str]) -> Cell:
-    accuracy = row.accuracy(name, benchmarks)
+def _accuracy(row: Row, benchmarks: Sequence[str]) -> Cell:
+    accuracy = row.accuracy(benchmarks)
     if accuracy is None:
         return NOTHING
     summary, interval = accuracy
@@ -114,7 +113,7 @@ def _accuracy(row: Row, name: str, benchmarks: Sequence[str]) -> Cell:
 
 def _with_best(cells: list[Cell]) -> list[Cell]:
     values = [cell.value for cell in cells if cell.value is not None]
-    return [Cell(cell.text, cell.value, len(values) > 1 and cell.value == max(values)) for cell in cells]
+    return [replace(cell, best=len(values) > 1 and cell.value == max(values)) for cell in cells]
 
 
 def _gain(row: Row, benchmarks: Sequence[str]) -> Cell:
@@ -123,12 +122,9 @@ def _gain(row: Row, benchmarks: Sequence[str]) -> Cell:
 
 
 def _mean(
-    row: Row,
-    benchmarks: Sequence[str],
-    measure: Callable[[BenchmarkResult], float],
-    scale: Callable[[float], float],
+    row: Row, benchmarks: Sequence[str], of: Callable[[BenchmarkResult], float], scale: Callable[[float], float]
 ) -> Cell:
-    values = [measure(score) for benchmark in benchmarks for score in row.scores(benchmark)]
+    values = [of(score) for name in benchmarks for (score,) in row.scores([name])]
     mean = scale(math.fsum(values) / len(values)) if values else None
     return Cell(fixed(mean, 1), mean)
 
@@ -147,9 +143,8 @@ def _published(row: Row) -> Cell:
 
 
 def _state(row: Row) -> str:
-    count = len(row.results)
-    failed, done = (sum(map(bool, flags)) for flags in zip(*((r.failed, r.done) for r in row.results), strict=True))
-    if failed:
+    count, done = len(row.results), sum(result.done for result in row.results)
+    if failed := sum(bool(result.failed) for result in row.results):
         return "failed" if count == 1 else f"{failed} of {count} failed"
     return "" if done == count else f"{done} of {count} done" if done else "not done"
 
@@ -180,8 +175,8 @@ def seed_tables(results: Sequence[RunResult]) -> list[Table]:
         scored = [result for result in row.results if result.scores]
         names = list(dict.fromkeys(name for result in scored for name, budget in result.scores if budget == row.budget))
         columns = {}
-        for name in with_average(names):
-            by_seed = [Row([result], row.budget).accuracy(name, names) for result in scored]
+        for name, members in with_average(names).items():
+            by_seed = [Row([result], row.budget).accuracy(members) for result in scored]
             columns[name] = [accuracy[0].mean for accuracy in by_seed if accuracy is not None]
         if len(scored) < 2 or not columns or any(len(values) < len(scored) for values in columns.values()):
             continue
