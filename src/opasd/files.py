@@ -50,6 +50,17 @@ def write_json(path: Path, value: object, indent: int = 1) -> None:
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist yet."""
+    try:
+        with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is not overwritten; give another name") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); give a path in an existing folder") from None
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file, or an empty one if the file is missing, unreadable or damaged."""
     try:

@@ -1,7 +1,7 @@
-"""Round decimals as people do, half away from zero, so that a number reads the same in every table."""
+"""Round decimals as people do, half away from zero, so that a number reads the same in every table; align cells."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 MINUS = "−"
@@ -31,3 +31,9 @@ def with_interval(values: Iterable[float], digits: int = 1, *, sign: bool = Fals
     """Return a mean and the bounds of its interval as `mean [low, high]`."""
     mean, low, high = (fixed(value, digits, sign=sign) for value in values)
     return f"{mean} [{low}, {high}]"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row of cells, in columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

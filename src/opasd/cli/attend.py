@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from opasd.cli._flags import whole_number
 from opasd.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="opasd attend", description=__doc__)
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run's folder, `lab`, a model's folder or hub name")
     parser.add_argument(
-        "--problem", dest="numbers", type=_count, nargs="+", default=[1], metavar="N",
+        "--problem", dest="numbers", type=whole_number(1), nargs="+", default=[1], metavar="N",
         help="which problems, from 1 (default: 1)",
     )  # fmt: skip
     parser.add_argument(
@@ -23,9 +24,11 @@ def run(args: list[str]) -> int:
     )
     parser.add_argument("--completion", type=Path, metavar="FILE", help="a text to look at instead of a sampled answer")
     parser.add_argument("--sampler", choices=("after", "before"), default="after", help="who answers (default: after)")
-    parser.add_argument("--layers", type=_count, metavar="K", help="the last K layers (default: the run's)")
+    parser.add_argument("--layers", type=whole_number(1), metavar="K", help="the last K layers (default: the run's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampled answer (default: 0)")
-    parser.add_argument("--max-new-tokens", type=_count, metavar="N", help="longest answer (default: the run's)")
+    parser.add_argument(
+        "--max-new-tokens", type=whole_number(1), metavar="N", help="longest answer (default: the run's)"
+    )
     parser.add_argument(
         "--output", "--out", dest="out", type=Path, metavar="FILE",
         help="page to write (default: in the run's attention folder)",
@@ -35,12 +38,5 @@ def run(args: list[str]) -> int:
         raise ConfigError("--completion is the answer to one problem; give one number after --problem")
     from opasd.report.attend import attend
 
-    page = attend(**vars(options))
-    sys.stdout.write(f"{page}\n")
+    sys.stdout.write(f"{attend(**vars(options))}\n")
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)

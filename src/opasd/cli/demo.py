@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opasd.cli._flags import whole_number
 from opasd.errors import ConfigError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from opasd.config import RunConfig
     from opasd.data.problems import Problem
     from opasd.evaluation.answers import Answer
-    from opasd.evaluation.statistics import Estimate
     from opasd.report.run import Run
 
 METHODS = {"OPSD": "lab-opsd", "OPASD": "lab"}
@@ -75,17 +74,16 @@ class Graded:
         """Return the model's cells under HEADER."""
         from opasd.analysis.markers import count_markers
         from opasd.evaluation.statistics import estimate, paired_difference
-        from opasd.rounding import fixed, per_cent
+        from opasd.rounding import fixed, per_cent, with_interval
 
-        accuracy = estimate(self.correct)
         lengths = [len(answer.ids) for answer in self.answers]
         markers = sum(count_markers(answer.text).total() for answer in self.answers)
         truncated = statistics.fmean(answer.finish_reason == "length" for answer in self.answers)
-        gain = "" if self is base else _points(paired_difference(self.correct, base.correct), sign=True)
+        gain = map(per_cent, paired_difference(self.correct, base.correct))
         return (
             self.name,
-            _points(accuracy),
-            gain,
+            with_interval(map(per_cent, estimate(self.correct))),
+            "" if self is base else with_interval(gain, sign=True),
             fixed(statistics.fmean(lengths), 1),
             f"{fixed(per_cent(truncated), 1)} %",
             fixed(1000 * markers / max(sum(lengths), 1), 2),
@@ -97,6 +95,7 @@ def compare(folder: Path, *, seed: int = 42, steps: int | None = None, problems:
 
     `steps` defaults to the recipe's; with 1,200 problems the interval is at most ±3 points.
     """
+    from opasd.cli._preview import arithmetic
     from opasd.data.made.counts import make_problems
     from opasd.run.folder import RunFolder
     from opasd.trainer.session import train
@@ -108,7 +107,7 @@ def compare(folder: Path, *, seed: int = 42, steps: int | None = None, problems:
     models = [Graded("base", _answers(configs["OPASD"], None, held_out))]
     for name, config in configs.items():
         target = folder / name.lower()
-        say(f"{name}: {config.train.max_steps} steps of {_rollouts_per_step(config)} rollouts")
+        say(f"{name}: {config.train.max_steps} steps of {arithmetic(config, 1)['rollouts_per_step']} rollouts")
         if train(RunFolder.create(config, target.name).config, target) == "stopped":
             raise KeyboardInterrupt
         models.append(Graded(name, _answers(config, target / "final", held_out)))
@@ -123,11 +122,6 @@ def _config(recipe: str, folder: Path, seed: int, steps: int | None) -> "RunConf
     steps = steps or config.train.max_steps
     train = config.train.model_copy(update={"seed": seed, "max_steps": steps, "save_steps": steps})
     return config.model_copy(update={"train": train, "validation_data": {}, "output_dir": str(folder)})
-
-
-def _rollouts_per_step(config: "RunConfig") -> int:
-    problems = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps
-    return problems * config.rollout.rollouts_per_problem
 
 
 def _answers(config: "RunConfig", adapter: Path | None, held_out: "Sequence[Problem]") -> "list[Answer]":
@@ -149,34 +143,25 @@ def _answers(config: "RunConfig", adapter: Path | None, held_out: "Sequence[Prob
 
 def _write(folder: Path, models: list[Graded], held_out: "Sequence[Problem]", *, seconds: float) -> None:
     """Write results.json and the page, and print the table."""
+    from opasd.evaluation.statistics import estimate, paired_difference
     from opasd.report.build import build_report, write_report
+    from opasd.rounding import aligned
 
     rows = [model.row(models[0]) for model in models]
-    widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
-    for row in (HEADER, *rows):
-        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(f"{cells.rstrip()}\n")
-    (folder / "results.json").write_text(json.dumps(_results(models, held_out), indent=1), encoding="utf-8")
+    sys.stdout.writelines(f"{line}\n" for line in aligned([HEADER, *rows]))
+    measured = {
+        model.name: {
+            "accuracy": estimate(model.correct)._asdict(),
+            "against_base": paired_difference(model.correct, models[0].correct)._asdict(),
+            "length": statistics.fmean(len(answer.ids) for answer in model.answers),
+            "correct": [int(value) for value in model.correct],
+        }
+        for model in models
+    }
+    results = json.dumps({"problems": len(held_out), "models": measured}, indent=1)
+    (folder / "results.json").write_text(results, encoding="utf-8")
     page = write_report(build_report(_report_runs(folder, models, held_out), title="opasd demo"), folder)
     say(f"{len(held_out)} held-out problems, one answer each; {seconds:.0f} s; the page: {page}")
-
-
-def _results(models: list[Graded], held_out: "Sequence[Problem]") -> dict[str, Any]:
-    from opasd.evaluation.statistics import estimate, paired_difference
-
-    base = models[0]
-    return {
-        "problems": len(held_out),
-        "models": {
-            model.name: {
-                "accuracy": estimate(model.correct)._asdict(),
-                "against_base": paired_difference(model.correct, base.correct)._asdict(),
-                "length": statistics.fmean(len(answer.ids) for answer in model.answers),
-                "correct": [int(value) for value in model.correct],
-            }
-            for model in models
-        },
-    }
 
 
 def _report_runs(folder: Path, models: list[Graded], held_out: "Sequence[Problem]") -> "list[Run]":
@@ -207,13 +192,6 @@ def _report_runs(folder: Path, models: list[Graded], held_out: "Sequence[Problem
             for problem, answer in zip(held_out, model.answers, strict=True)
         ]
     return runs
-
-
-def _points(value: "Estimate", *, sign: bool = False) -> str:
-    """Return percentage points as `mean [low, high]`."""
-    from opasd.rounding import per_cent, with_interval
-
-    return with_interval(map(per_cent, value), sign=sign)
 
 
 def _new_name(folder: Path) -> Path:

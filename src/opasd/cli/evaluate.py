@@ -15,7 +15,7 @@ from opasd.choices import ENGINES, Precision
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opasd.evaluation.loop import Evaluation, OpenBase
+    from opasd.evaluation.loop import Evaluation
     from opasd.evaluation.targets import Target
     from opasd.recipes.evaluate import EvaluateConfig
 
@@ -38,7 +38,9 @@ def run(args: list[str]) -> int:
         raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
     config = read_flags(options, EvaluateConfig)
     evaluation = _evaluation(options, config)
+    from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
+    from opasd.evaluation.bases import Base
     from opasd.evaluation.loop import evaluate
     from opasd.evaluation.results import table
     from opasd.files import full_disk_errors
@@ -47,6 +49,8 @@ def run(args: list[str]) -> int:
 
     requested = evaluation.settings()
     path = options.output or Path("evaluations") / folders.default_name(requested)
+    servers = ServersConfig(urls=config.server)
+    rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
     progress = SampleProgress()
     folders.make(path)
     with hold(path, "evaluation"):
@@ -55,7 +59,7 @@ def run(args: list[str]) -> int:
         settings = settings | {"targets": requested["targets"] | settings["targets"]}
         try:
             with full_disk_errors(path, "give the same command again: it continues"):
-                results = evaluate(evaluation, path, settings, _opener(evaluation, config), progress)
+                results = evaluate(evaluation, path, settings, lambda model: Base(model, rollout), progress)
         except KeyboardInterrupt:
             progress.say(f"stopped; the samples so far are in {path}: the same command continues")
             raise
@@ -73,12 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     from opasd.evaluation.profiles import PROFILE_OPTIONS
     from opasd.recipes.evaluate import EvaluateConfig
 
-    parser = argparse.ArgumentParser(
-        prog="opasd evaluate",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("opasd evaluate", description=__doc__, epilog=EXAMPLES, formatter_class=layout)
     parser.add_argument(
         "targets",
         metavar="TARGET",
@@ -141,20 +141,11 @@ def _targets(options: argparse.Namespace) -> "list[Target]":
     if options.revision and not options.model:
         raise ConfigError("--revision is the commit of --model; give that too, as in base --model ORG/NAME")
     settings = {"name_or_path": options.model, "revision": options.revision, "dtype": options.dtype}
-    given = {name: value for name, value in settings.items() if value}
-    targets = resolve(options.targets, ModelConfig.model_validate(given) if options.model else None)
+    model = ModelConfig.model_validate({name: value for name, value in settings.items() if value})
+    targets = resolve(options.targets, model if options.model else None)
     if options.dtype is None:
         return targets
     return [replace(target, model=target.model.model_copy(update={"dtype": options.dtype})) for target in targets]
-
-
-def _opener(evaluation: "Evaluation", config: "EvaluateConfig") -> "OpenBase":
-    from opasd.config import RolloutConfig, ServersConfig
-    from opasd.evaluation.bases import Base
-
-    servers = ServersConfig(urls=config.server)
-    rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
-    return lambda model: Base(model, rollout)
 
 
 def _list(*, as_json: bool) -> int:

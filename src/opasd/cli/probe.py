@@ -16,7 +16,8 @@ import tyro
 from opasd.cli._options import ConfigOptions, parse
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, error_prefix
+from opasd.files import write_new
 from opasd.progress import SampleProgress
 from opasd.run.environment import environment
 
@@ -42,8 +43,9 @@ def run(args: list[str]) -> int:
         if (value := getattr(options, name)) < 1:
             raise ConfigError(f"--{name}: got {value}; give 1 or more")
     target = None if options.json is None else Path(os.path.expanduser(options.json))
-    if target is not None:
-        _check_new(target)
+    if target is not None:  # a mistake in the path shows before the work
+        _write(target, "")
+        target.unlink()
     check(config, 1)
     from opasd.probe.measure import probe
     from opasd.probe.page import probe_page
@@ -65,19 +67,6 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _check_new(target: Path) -> None:
-    """Refuse a file that exists or cannot be written."""
-    _write(target, "")
-    target.unlink()
-
-
 def _write(target: Path, text: str) -> None:
-    try:
-        with target.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"--json: {target} exists and is not overwritten; give another name") from None
-    except OSError as error:
-        raise ConfigError(
-            f"--json: {target} cannot be written ({error.strerror}); give a file in an existing folder"
-        ) from None
+    with error_prefix("--json"):
+        write_new(target, text)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from opasd.errors import ConfigError
-from opasd.recipes import GROUPS, Recipe, load_recipe, recipe_names
+from opasd.files import write_new
+from opasd.recipes import GROUPS, YAML_ENDINGS, Recipe, load_recipe, recipe_names
 from opasd.recipes.reading import parse_yaml, write_yaml
 
 
@@ -56,12 +57,7 @@ def _list(*, as_json: bool) -> None:
 def _text(recipe: Recipe, *, full: bool) -> str:
     if not full:
         return recipe.text
-    about = {
-        "description": recipe.description,
-        "expects": recipe.expects,
-        "evaluate": recipe.evaluate,
-        "evaluate_only": recipe.evaluate_only,
-    }
+    about = {key: getattr(recipe, key) for key in ("description", "expects", "evaluate", "evaluate_only")}
     return write_yaml({key: value for key, value in about.items() if value} | recipe.config().model_dump())
 
 
@@ -69,7 +65,7 @@ def _copy(recipe: Recipe, to: str | None, *, full: bool) -> None:
     path = Path(to or f"{recipe.name}.yaml").expanduser()
     if path.is_dir():
         path /= f"{recipe.name}.yaml"
-    if path.suffix.lower() not in (".yaml", ".yml"):
+    if path.suffix.lower() not in YAML_ENDINGS:
         raise ConfigError(f"{path}: a configuration's name ends in .yaml; give such a name or an existing folder")
     extends = None if full else parse_yaml(recipe.text, recipe.where).get("extends")
     if extends and extends not in recipe_names():
@@ -78,11 +74,5 @@ def _copy(recipe: Recipe, to: str | None, *, full: bool) -> None:
             raise ConfigError(
                 f"{recipe.where} extends {extends}, which a copy in {path.parent} would not find; use --full"
             )
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(_text(recipe, full=full))
-    except FileExistsError:
-        raise ConfigError(f"{path} exists and is not overwritten; give another name") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); give a path in an existing folder") from None
+    write_new(path, _text(recipe, full=full))
     sys.stdout.write(f"{path}\n")

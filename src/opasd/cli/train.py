@@ -4,6 +4,7 @@ The run gets a folder of its own in `output_dir`, which is never overwritten: it
 environment, metrics, samples, checkpoints and, in `final`, the result.
 """
 
+import argparse
 import os
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from typing import Annotated
 import tyro
 
 from opasd.cli import EXIT_CODES, STOPPED, USER_MISTAKE
+from opasd.cli._flags import without_flags
 from opasd.cli._options import ConfigOptions, parse
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes, relaunch
@@ -94,12 +96,12 @@ def run(args: list[str]) -> int:
 
 def _run_to_resume(args: list[str]) -> RunFolder | None:
     """Return the folder that --resume names; its configuration is what other flags are laid over."""
-    path = _flag_value("--resume", args)
-    if path is None:
-        return None
-    if not path.strip():
+    parser = argparse.ArgumentParser("opasd train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    path = parser.parse_known_args(args)[0].resume
+    if path is not None and not path.strip():
         raise ConfigError(f"--resume: got {path!r}; give the run's folder, such as runs/NAME, or leave --resume out")
-    return RunFolder.open(Path(path))
+    return None if path is None else RunFolder.open(Path(path))
 
 
 def _check(
@@ -124,7 +126,7 @@ def _launch(args: list[str], count: int, config: RunConfig, name: str, earlier: 
     """Run the same command in `count` processes, which must agree on the run's name."""
     if earlier is None and os.path.lexists(path := Path(config.output_dir).expanduser() / name):
         raise ConfigError(f"{path} exists and a run is never overwritten; use --resume {path} or another --name")
-    rest = _without_flag("--num-processes", args)
+    rest = without_flags(args, ["--num-processes"])
     return relaunch(rest if config.name or earlier else [*rest, "--name", name], count)
 
 
@@ -215,25 +217,4 @@ def _moved_back(old: RunConfig, new: RunConfig) -> RunConfig:
 
     model = new.model.model_copy(update={"name_or_path": back(old.model.name_or_path, new.model.name_or_path)})
     held_out = {name: data(old.validation_data.get(name), now) for name, now in new.validation_data.items()}
-    changes = {"model": model, "data": data(old.data, new.data), "validation_data": held_out}
-    return new.model_copy(update=changes)
-
-
-def _flag_value(flag: str, args: list[str]) -> str | None:
-    for index, word in enumerate(args):
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-        if word == flag and index + 1 < len(args):
-            return args[index + 1]
-    return None
-
-
-def _without_flag(flag: str, args: list[str]) -> list[str]:
-    rest, words = [], iter(args)
-    for word in words:
-        name, equals, _ = word.replace("_", "-").partition("=")
-        if name != flag:
-            rest.append(word)
-        elif not equals:
-            next(words, None)
-    return rest
+    return new.model_copy(update={"model": model, "data": data(old.data, new.data), "validation_data": held_out})

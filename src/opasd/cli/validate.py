@@ -45,8 +45,8 @@ def run(args: list[str]) -> int:
         return USER_MISTAKE
     result = preview(config, count)
     if options.json:
-        about = {"recipe": recipe.name, "description": recipe.description, "expects": recipe.expects}
-        about |= {"evaluate": recipe.evaluate, "evaluate_only": recipe.evaluate_only}
+        keys = ("description", "expects", "evaluate", "evaluate_only")
+        about = {"recipe": recipe.name} | {key: getattr(recipe, key) for key in keys}
         sys.stdout.write(json.dumps(about | {"config": config.model_dump(mode="json")} | result, indent=2) + "\n")
         return USER_MISTAKE if result["errors"] else 0
     sys.stdout.write(_page(config, result))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from opasd.config import RunConfig
-from opasd.rounding import per_cent, with_interval
+from opasd.rounding import aligned, per_cent, with_interval
 
 Figure = dict[str, float]
 """A mean and its 95 % interval: `mean`, `low`, `high`."""
@@ -23,15 +23,12 @@ _MORE = "give more --problems or --samples, or problems that are neither too eas
 
 def probe_page(name: str, config: RunConfig, problems: int, samples: int, summary: dict[str, Any]) -> str:
     """Return the page of a summary, for a terminal."""
-    rows = _rows(config, summary)
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     teacher_leaks = summary["teacher"]["leaks"]
     return "\n".join(
         [
             f"{name}: {config.model.name_or_path}, {problems} problems, {samples} answers of the student to each",
             "",
-            *lines,
+            *aligned(_rows(config, summary)),
             *_tenths(summary["tenths"]["log_ratio"]),
             "",
             "95 % intervals by bootstrap over problems. Right beside wrong: problems with both, no answers cut off.",

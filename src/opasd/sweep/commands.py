@@ -33,8 +33,8 @@ def as_shell(jobs: Sequence[Job]) -> str:
     """Return one line for each run, to be pasted into a shell."""
     lines = []
     for job in jobs:
-        stages: list[Stage] = [] if job.run.evaluate_only else ["train"]
-        stages += ["evaluate"] if job.run.evaluate else []
+        stages: list[Stage] = ["evaluate"] if job.run.evaluate_only else ["train", "evaluate"]
+        stages = stages if job.run.evaluate else ["train"]
         lines.append(" && ".join(f"opasd {' '.join(map(quoted, job.command(stage)))}" for stage in stages))
     return "".join(f"{line}\n" for line in lines)
 

@@ -13,7 +13,7 @@ from opasd.recipes.fields import value_of
 from opasd.report.run import BenchmarkResult
 from opasd.report.summary import LAST, summary_table
 from opasd.report.tables import Cell, Table, to_csv, to_latex, to_markdown
-from opasd.rounding import fixed, per_cent, with_interval
+from opasd.rounding import aligned, fixed, per_cent, with_interval
 from opasd.sweep.job import differing_settings
 from opasd.sweep.names import short_names, shortened_texts, value_text
 from opasd.sweep.results import AVERAGE, Row, RunResult, benchmarks_of, pass_rate, rows_of, with_average
@@ -205,7 +205,5 @@ def write(folder: Path, tables: Sequence[Table], record: Mapping[str, Any]) -> N
 
 def as_text(table: Table) -> str:
     """Return the table for a terminal, in columns of one width."""
-    lines = [list(table.header), *([cell.text for cell in row] for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in lines]
-    return "\n".join([table.title, "", *texts, *(["", table.caption] if table.caption else []), ""])
+    lines = aligned([table.header, *([cell.text for cell in row] for row in table.rows)])
+    return "\n".join([table.title, "", *lines, *(["", table.caption] if table.caption else []), ""])
