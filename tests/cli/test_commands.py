@@ -135,11 +135,11 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("args", "messages"),
     [
-        (["--train.lerning-rate", "1"], ["--train.lerning-rate", "--train.learning-rate"]),
-        (["--train.max-steps", "many"], ["--train.max-steps", "many"]),
+        (["--train.lerning-rate", "1"], ["train.lerning_rate: unknown field; did you mean train.learning_rate?"]),
+        (["--train.max-steps", "many"], ["train.max_steps: got 'many'; it must be a valid integer"]),
         (["--train.max-steps", "0"], ["train.max_steps: got 0; it must be greater than 0"]),
-        (["--objective.token.clip", "pertoken"], ["--objective.token.clip", "per_token"]),
-        (["--train.lr-scheduler-type", "cosin"], ["--train.lr-scheduler-type", "cosine"]),
+        (["--objective.token.clip", "pertoken"], ["objective.token.clip: got 'pertoken'", "did you mean per_token?"]),
+        (["--train.lr-scheduler-type", "cosin"], ["train.lr_scheduler_type: got 'cosin'", "did you mean cosine?"]),
         (["--objective.token-weight", "0", "--objective.attention-weight", "0"], ["nothing to learn"]),
         (["--train.bf16", "--train.fp16"], ["train.bf16 and train.fp16 are both true"]),
         (["--prompts.reference", "Look it up."], ["prompts.reference must have {solution} once", "{answer}"]),
@@ -198,7 +198,7 @@ def test_a_mistake_in_a_process_of_its_own(opasd: CommandLine) -> None:
     code, _, errors = opasd.apart("train", "bad.yaml")
     assert (code, "Traceback" in errors) == (2, False)
     assert "did you mean train.max_steps?" in errors
-    assert "--train.max-steps" in opasd.refuses("train", "--train.max-stepz", "1")
+    assert "did you mean train.max_steps?" in opasd.refuses("train", "--train.max-stepz", "1")
     assert "did you mean train?" in opasd.refuses("trian")
     code, text, errors = opasd("validate", "bad.yaml", "--json")
     assert (code, errors) == (2, "")

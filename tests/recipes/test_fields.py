@@ -19,16 +19,19 @@ _roots = {"": RunConfig, "evaluate.": EvaluateConfig}
 def test_flags_set_fields_of_all_runs() -> None:
     rest, found = take_flags(
         ["lab", "--train.max-steps", "2", "--jobs", "3", "--model.lora_target_modules", "q_proj", "v_proj",
-         "--layout=padded", "--train.bf16", "--evaluate.budgets", "8,16", "--prompts.system", "12",
+         "--layout=padded", "--train.bf16", "--train.no-fp16", "--validation.thinking", "None",
+         "--evaluate.budgets", "8,16", "--prompts.system", "12",
          "--prompts.template_options.a-b", "x",
-         "--data.revision", "null", "--train.report-to", "--evaluate.thinking=false", "--rollout.top-p", "1"],
+         "--data.revision", "null", "--train.report-to", "--evaluate.thinking=false", "--rollout.top-p", "1",
+         "--train.gradient-checkpointing", "opsd"],
         _roots,
     )  # fmt: skip
-    assert rest == ["lab", "--jobs", "3"]
+    assert rest == ["lab", "--jobs", "3", "opsd"]
     assert found[""] == {
         "train.max_steps": 2, "model.lora_target_modules": ["q_proj", "v_proj"], "layout": "padded", "train.bf16": True,
+        "train.fp16": False, "validation.thinking": None,
         "prompts.system": "12", "prompts.template_options.a-b": "x", "data.revision": None, "train.report_to": [],
-        "rollout.top_p": 1,
+        "rollout.top_p": 1, "train.gradient_checkpointing": True,
     }  # fmt: skip
     assert found["evaluate."] == {"budgets": [8, 16], "thinking": False}
     for word, message in (

@@ -9,7 +9,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 
 from opasd.errors import ConfigError, OpasdError, closest
@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        command, rest = _find_command([word for word in args if word != "--debug"])
-        code = command(rest)
+        code = _run([word for word in args if word != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -52,18 +51,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _find_command(args: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
-    """Return the function that the first word names, and the other words."""
+def _run(args: list[str]) -> int:
+    """Run the command that the first word names with the other words."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    if not args or args[0] in ("-h", "--help", "help"):
-        return lambda _: _print_help(names, exit_code=0 if args else USER_MISTAKE), []
-    name, rest = args[0], args[1:]
+    name = args[0] if args else ""
+    if name in ("", "-h", "--help", "help"):
+        sys.stdout.write(_help(names))
+        return 0 if args else USER_MISTAKE
     if name == "--version":
-        return _print_version, rest
+        sys.stdout.write(f"opasd {metadata.version('opasd')}\n")
+        return 0
     if name not in names:
         hint = closest(name, names, 0.5) or "see opasd --help."
         raise ConfigError(f'no command "{name[:60]}"; {hint} The commands are {", ".join(names)}')
-    return importlib.import_module(f"opasd.cli.{name}").run, rest
+    return importlib.import_module(f"opasd.cli.{name}").run(args[1:])
+
+
+def _help(commands: list[str]) -> str:
+    lines = ["usage: opasd COMMAND ...", "", "On-policy attention self-distillation.", "", "commands:"]
+    for name in commands:
+        about = (importlib.import_module(f"opasd.cli.{name}").__doc__ or "").strip().splitlines()[0]
+        lines.append(f"  {name:<10} {about}")
+    lines += ["", "opasd COMMAND --help says more. First steps: opasd validate lab, then opasd train lab."]
+    return "\n".join([*lines, "", EXIT_CODES, ""])
 
 
 def _message(error: Exception) -> str | None:
@@ -88,23 +98,3 @@ def _message(error: Exception) -> str | None:
         if isinstance(error, ValidationError):
             return "the configuration is wrong:\n" + "\n".join(f"  {line}" for line in explain(error))
     return None
-
-
-def _print_version(_: list[str]) -> int:
-    sys.stdout.write(f"opasd {metadata.version('opasd')}\n")
-    return 0
-
-
-def _print_help(commands: list[str], *, exit_code: int) -> int:
-    lines = ["usage: opasd COMMAND ...", "", "On-policy attention self-distillation.", "", "commands:"]
-    for name in commands:
-        about = (importlib.import_module(f"opasd.cli.{name}").__doc__ or "").strip().splitlines()[0]
-        lines.append(f"  {name:<10} {about}")
-    lines += [
-        "",
-        "opasd COMMAND --help says more. First steps: opasd validate lab, then opasd train lab.",
-        "",
-        EXIT_CODES,
-    ]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return exit_code

@@ -1,23 +1,21 @@
-"""Command line ─► RunConfig: every field of the configuration as a flag, with tyro.
+"""Command line ─► RunConfig: every field of the configuration as a flag.
 
-tyro only parses flags and prints help: it returns plain mappings, and `recipes.checking` checks the values, so that a
-mistake in a file and one in a flag have the same message. Keys of mappings are flags too: `--train.extra.optim sgd`.
+`recipes.fields` reads the flags of fields and `recipes.checking` checks their values, so that a mistake in a file and
+one in a flag have the same message. tyro parses a command's own options and prints the help.
 """
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from opasd.config import RunConfig
 from opasd.recipes import Recipe, laid_over, load_recipe
-from opasd.recipes.checking import as_section, leaves, to_config
+from opasd.recipes.checking import as_section, to_config
 from opasd.recipes.fields import nested, take_flags
 
-_LEAVES = {"--" + ".".join(path).replace("_", "-"): annotation for path, annotation in leaves()}
 _REGISTRY = ConstructorRegistry()
 
 
@@ -40,32 +38,20 @@ def parse(
 
     With `base` the flags are laid over that instead.
     """
-    source = args[0] if args and not args[0].startswith("-") else None
-    options, recipe, config = _parse(kind, args, source, prog, about, base)
-    if options.source != source:  # it comes after a flag
-        options, recipe, config = _parse(kind, args, options.source, prog, about, base)
-    return options, recipe, config
-
-
-def _parse(
-    kind: type[Options], args: list[str], source: str | None, prog: str, about: str, base: RunConfig | None
-) -> tuple[Options, Recipe, RunConfig]:
-    recipe = load_recipe(source)
-    below = recipe.config() if base is None else base
-    rest, settings = take_flags(args, {"": RunConfig}, only_keys=True)
-    if settings[""]:
-        below = to_config(laid_over(below.model_dump(), nested(settings[""])), "command line")
+    rest, settings = take_flags(args, {"": RunConfig})
+    shown = load_recipe(rest[0] if rest and not rest[0].startswith("-") else None).config() if base is None else base
     options = tyro.cli(
         kind,
-        args=list(_tidy(rest)),
-        default=kind(config=below),
+        args=rest,
+        default=kind(config=shown),
         registry=_REGISTRY,
         prog=prog,
         description=about,
         console_outputs=os.environ.get("RANK", "0") == "0",
     )
-    values: Any = options.config
-    return options, recipe, to_config(values, "command line")
+    recipe = load_recipe(options.source)
+    below = recipe.config() if base is None else base
+    return options, recipe, to_config(laid_over(below.model_dump(), nested(settings[""])), "command line")
 
 
 @_REGISTRY.struct_rule
@@ -83,26 +69,3 @@ def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             about += " One key at a time, with the key in the flag: `.KEY VALUE`, or `.NAME.FIELD VALUE` for a section."
         fields.append(StructFieldSpec(name, kind, getattr(base, name), about))
     return StructConstructorSpec(instantiate=dict, fields=tuple(fields))
-
-
-def _tidy(args: list[str]) -> Iterable[str]:
-    """Yield `--train.bf16 true` as tyro's `--train.bf16`, and YAML's null, true and false as Python's words."""
-    waiting = list(args)
-    while waiting:
-        word = waiting.pop(0)
-        flag, equals, text = word.partition("=")
-        annotation = _LEAVES.get(flag.replace("_", "-"))
-        if not equals and waiting:
-            text = waiting[0]
-        python = {"true": "True", "false": "False", "null": "None", "none": "None"}.get(text.lower())
-        fits = {"True": bool, "False": bool, "None": type(None)}.get(python or "")
-        if annotation is None or python is None or (annotation is not fits and fits not in get_args(annotation)):
-            yield word
-            continue
-        if not equals:
-            waiting.pop(0)
-        if annotation is bool:
-            section, _, name = flag[2:].rpartition(".")
-            yield f"--{section}{'.' if section else ''}{'' if python == 'True' else 'no-'}{name}"
-        else:
-            yield from (flag, python)

@@ -52,7 +52,6 @@ def preview(config: RunConfig, processes: int) -> dict[str, Any]:
     validation = {name: _data(f"validation_data.{name}.source", d) for name, d in config.validation_data.items()}
     batch = arithmetic(config, processes, data["problems"])
     errors = [
-        *_wording(config),
         *_combinations(config),
         *(source.pop("error") for source in (model, data, *validation.values()) if source.get("error")),
     ]
@@ -98,7 +97,9 @@ def _model(config: RunConfig) -> dict[str, Any]:
         tokenizer = files & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
         missing = ["config.json"] * ("config.json" not in files) + ["a tokenizer (tokenizer.json)"] * (not tokenizer)
         missing += ["weights (model.safetensors)"] * (not any(n.endswith((".safetensors", ".bin")) for n in files))
-        source |= {"kind": "folder", "complete": not missing, "longest_context": _longest_context(folder)}
+        context = read_object(folder / "config.json").get("max_position_embeddings")
+        context = context if isinstance(context, int) else None
+        source |= {"kind": "folder", "complete": not missing, "longest_context": context}
         if missing:
             source["error"] = f"model.name_or_path: {name} lacks {', '.join(missing)}; give a whole model's folder"
     elif _HUB_MODEL.fullmatch(name) and not folder.exists():
@@ -149,15 +150,12 @@ def _usable(config: DataConfig, count: int | None) -> int | None:
     return min([*limits, *([config.sample] if config.sample else [])], default=None)
 
 
-def _wording(config: RunConfig) -> Iterator[str]:
+def _combinations(config: RunConfig) -> Iterator[str]:
+    train, model = config.train, config.model
     try:
         Wordings.of(config.prompts)
     except ConfigError as error:
         yield str(error)
-
-
-def _combinations(config: RunConfig) -> Iterator[str]:
-    train, model = config.train, config.model
     if train.bf16 and train.fp16:
         yield "train.bf16 and train.fp16 are both true; keep one"
     if train.fp16 and model.dtype == "float16":
@@ -241,11 +239,6 @@ def _warnings(config: RunConfig, batch: dict[str, Any], model: dict[str, Any], d
         for source in (model, data):
             if source["kind"] == "hub" and not source["cached"]:
                 yield f"{source['source']} is not in the cache and HF_HUB_OFFLINE forbids to fetch it"
-
-
-def _longest_context(folder: Path) -> int | None:
-    value = read_object(folder / "config.json").get("max_position_embeddings")
-    return value if isinstance(value, int) else None
 
 
 def _cached(kind: str, name: str) -> bool:

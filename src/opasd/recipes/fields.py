@@ -7,6 +7,7 @@ take_flags(args, {"": RunConfig})     # the other arguments, and such settings
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -19,6 +20,7 @@ from opasd.recipes.reading import parse_value
 
 Settings = Mapping[str, Any]
 """Values by dotted name."""
+_BOOLEAN_WORDS = ("true", "false", "null", "none")
 
 
 def field_type(field: str, root: type[Section] = RunConfig, prefix: str = "") -> Any:
@@ -70,14 +72,11 @@ def differing_fields(first: RunConfig, second: RunConfig) -> list[str]:
     return [name for name in names if value_of(first, name) != value_of(second, name)]
 
 
-def take_flags(
-    args: Sequence[str], roots: Mapping[str, type[Section]], *, only_keys: bool = False
-) -> tuple[list[str], dict[str, dict[str, Any]]]:
+def take_flags(args: Sequence[str], roots: Mapping[str, type[Section]]) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Return the arguments without flags that set a field, and the settings of these flags by root.
 
     `roots` maps a prefix ("" or "evaluate.") to the section whose fields have it: `--train.seed 1` and
-    `--evaluate.samples 4`. A flag sets a field if it has a dot or is the name of a field at the top; with `only_keys`,
-    if it names a key of a mapping.
+    `--evaluate.samples 4`. A flag sets a field if it has a dot or is the name of a field at the top.
     """
     rest: list[str] = []
     settings: dict[str, dict[str, Any]] = {prefix: {} for prefix in roots}
@@ -85,24 +84,24 @@ def take_flags(
     while waiting:
         word = waiting.pop(0)
         flag, equals, text = word.partition("=")
-        prefix = max((prefix for prefix in roots if flag.startswith(f"--{prefix}")), key=len, default=None)
-        root = RunConfig if prefix is None else roots[prefix]
-        field = _field_name(flag.removeprefix(f"--{prefix}"), root)
-        sets_field = _is_key(field, root) if only_keys else "." in flag or field in root.model_fields
-        if prefix is None or not sets_field:
+        prefix = max((prefix for prefix in roots if flag.startswith(f"--{prefix}")), key=len, default="")
+        field = _field_name(flag.removeprefix(f"--{prefix}"), roots[prefix])
+        if not flag.startswith("--") or not ("." in flag or field in roots[prefix].model_fields):
             rest.append(word)
             continue
-        kind = field_type(field, root, prefix)
+        positive = re.sub(r"(^|\.)no_(\w+)$", r"\1\2", field)
+        if positive != field and types_along(positive.split("."), roots[prefix])[-1] is bool and not equals:
+            settings[prefix][positive] = False
+            continue
+        kind = field_type(field, roots[prefix], prefix)
+        members = set(get_args(kind)) if get_origin(kind) in (Union, UnionType) else {kind}
         texts = [text] if equals else []
         while not equals and waiting and not waiting[0].startswith("--") and (not texts or get_origin(kind) is tuple):
+            if members <= {bool, NoneType} and waiting[0].lower() not in _BOOLEAN_WORDS:
+                break
             texts.append(waiting.pop(0))
-        settings[prefix][field] = _parsed(field, kind, texts)
+        settings[prefix][field] = _parsed(field, kind, members, texts)
     return rest, settings
-
-
-def _is_key(field: str, root: type[Section] = RunConfig) -> bool:
-    """Return whether the name goes through a mapping, as `train.extra.optim` does."""
-    return any(get_origin(kind) is dict for kind in types_along(field.split("."), root)[:-1])
 
 
 def _field_name(flag: str, root: type[Section]) -> str:
@@ -113,17 +112,8 @@ def _field_name(flag: str, root: type[Section]) -> str:
     return ".".join(parts)
 
 
-def _flag_name(field: str) -> str:
-    parts = field.split(".")
-    kinds = types_along(parts)
-    return ".".join(
-        part.replace("_", "-") if as_section(kind) else part for part, kind in zip(parts, kinds, strict=False)
-    )
-
-
-def _parsed(field: str, kind: Any, texts: list[str]) -> Any:
-    """Return the value that the words after a flag stand for."""
-    members = set(get_args(kind)) if get_origin(kind) in (Union, UnionType) else {kind}
+def _parsed(field: str, kind: Any, members: set[Any], texts: list[str]) -> Any:
+    """Return the value of the words after a flag."""
     if get_origin(kind) is tuple:
         words = [part for text in texts for part in text.split(",")] if len(texts) == 1 else texts
         return [word if get_args(kind)[0] is str else parse_value(word) for word in words if word]
@@ -131,21 +121,23 @@ def _parsed(field: str, kind: Any, texts: list[str]) -> Any:
         if bool not in members:
             raise ConfigError(f"--{field.replace('_', '-')} needs a value")
         return True
-    if members - {NoneType} == {str}:
-        return None if NoneType in members and texts[0] in ("null", "None", "none") else texts[0]
-    return parse_value(texts[0])
+    if NoneType in members and texts[0] in ("null", "None", "none"):
+        return None
+    return texts[0] if members - {NoneType} == {str} else parse_value(texts[0])
 
 
 def to_flags(settings: Settings) -> list[str]:
     """Return the flags with which `opasd train` has these values."""
     words: list[str] = []
     for field, value in settings.items():
-        flag = f"--{_flag_name(field)}"
+        parts, kinds = field.split("."), types_along(field.split("."))
+        names = (name.replace("_", "-") if as_section(kind) else name for name, kind in zip(parts, kinds, strict=False))
+        flag = f"--{'.'.join(names)}"
         if isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
             continue
         text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-        is_key = get_origin(types_along(field.split("."))[-2]) is dict  # its text is read as YAML
+        is_key = get_origin(kinds[-2]) is dict  # its text is read as YAML
         if isinstance(value, str) and is_key and parse_value(text) != value:
             text = json.dumps(value, ensure_ascii=False)
         words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
