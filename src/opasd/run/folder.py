@@ -131,7 +131,7 @@ def base_of(adapter: Path) -> ModelConfig | None:
         if not (base := values.get("base_model_name_or_path")):
             return None
         if Path(base).parts[-3:] == _LAB_FOLDER:
-            base = LAB  # a checkpoint names the folder, whose path differs between machines
+            base = LAB  # the adapter names the folder, but its path differs between machines
         model = ModelConfig(name_or_path=base, revision=values.get("revision") or None)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{described} cannot be read ({str(error).splitlines()[0]}); give a whole adapter") from error

@@ -328,7 +328,7 @@ def test_adapters_are_swapped_under_new_names(servers, tmp_path):
     assert [server.log()["adapters"] for server in servers] == [{}, {}]
 
 
-def test_a_server_that_was_started_anew_gets_the_adapter_again(servers, tmp_path):
+def test_a_restarted_server_gets_the_adapter_again(servers, tmp_path):
     engine = make_engine(servers, max_batch=4)
     path = adapter(tmp_path / "a")
     engine.use_adapter(path)

@@ -247,12 +247,11 @@ def make_slot_plan(model: PreTrainedModel) -> SlotPlan | str:
     prompts = [[number * vocabulary // length for number in range(length)] for length in (24, 9)]
     caches = [DynamicCache(config=model.config) for _ in prompts]
     inputs = [torch.tensor([prompt], device=model.device) for prompt in prompts]
-    expected_BV = torch.cat(
-        [
-            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            for ids, cache in zip(inputs, caches, strict=True)
-        ]
-    ).double()
+    outputs = [
+        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for ids, cache in zip(inputs, caches, strict=True)
+    ]
+    expected_BV = torch.cat([output.logits[:, -1] for output in outputs]).double()
     if not bool(expected_BV.isfinite().all()):
         return NOT_FINITE
     # How far two correct computations may be apart: every layer loses precision.
@@ -297,9 +296,6 @@ def _waits(decoder: Decoder) -> bool:
 
 def _has_hooks(model: PreTrainedModel) -> bool:
     """Return whether foreign Python code runs in every forward; a graph would run it only once."""
-    hooks = [
-        hook
-        for module in model.modules()
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    ]
-    return any(not str(getattr(hook, "__module__", "")).startswith(("transformers.", "peft.")) for hook in hooks)
+    tables = (table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks))
+    modules = (str(getattr(hook, "__module__", "")) for table in tables for hook in table.values())
+    return any(not name.startswith(("transformers.", "peft.")) for name in modules)

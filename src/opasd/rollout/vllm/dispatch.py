@@ -1,8 +1,8 @@
 """Distribute the requests of a batch over servers that may fail and come back.
 
 A request goes to the server with the fewest requests under way. A request that fails waits for another server, or for
-the same one to come back. A failed server is asked for a sign of life after a pause that doubles, and gets the current
-adapter before it gets requests again. A completion depends on its seed alone, so any server may give it.
+the same one to come back. A failed server is called again after a pause that doubles, and gets the current adapter
+before it gets requests again. A completion depends on its seed alone, so any server may give it.
 """
 
 import logging
@@ -121,7 +121,7 @@ class Batch:
         return min(share, self.engine.config.max_batch)
 
     def _collect(self) -> None:
-        """Wait for the next answer, or until a server is due to be asked or waited for no longer."""
+        """Wait for the next answer, until it is time to call a failed server, or until patience with one ends."""
         moments = [server.ask_at for server in self.engine.servers if not server.ready and not server.preparing]
         if self.waiting and self.patient_until > time.monotonic():
             moments.append(self.patient_until + 0.01)
