@@ -12,8 +12,8 @@ import time
 import torch
 
 from opasd.config import ModelConfig, RolloutConfig
-from opasd.evaluation.bases import Base
 from opasd.evaluation.benchmarks import load, packaged
+from opasd.evaluation.loop import Base
 from opasd.evaluation.profiles import PROFILES
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import derive_seed

@@ -1,6 +1,7 @@
 """Problems from rows: checked, mapped, filtered and sampled."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import math
@@ -48,7 +49,7 @@ def test_rows_in_memory() -> None:
     assert [p.id for p in load_problems(ROWS)] == ["memory:1", "memory:2", "memory:3"]
 
 
-def test_problems_in_memory_keep_their_own_id_and_are_checked_too() -> None:
+def test_problemsin_memory_keep_their_own_id_and_are_checked_too() -> None:
     given_problems = [Problem("q", "s", "1", id="mine"), Problem("r", "s")]
     assert list(load_problems(given_problems)) == [given_problems[0], Problem("r", "s", id="memory:2")]
     assert error_of([Problem("q", " ")]) == (
@@ -98,7 +99,7 @@ def test_skipped_rows_are_counted_and_named(tmp_path: Path, suffix: str) -> None
     assert {(f.source, f.column, f.found) for f in report.faults} == {(f"math{suffix}", "solution", "is empty")}
     assert f'Bad rows skipped: 50 (math{suffix}, row 2: column "solution" is empty; ' in str(report)
     assert str(report).endswith("; and 45 more).")
-    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
+    assert json.loads(json.dumps(dataclasses.asdict(report))) == dataclasses.asdict(report)
     assert [p.id for p in problems[:2]] == [f"math{suffix}:1", f"math{suffix}:3"]
 
 
@@ -106,7 +107,7 @@ HALF = "half a surrogate pair, or a byte that is not UTF-8"
 
 
 @pytest.mark.parametrize(
-    ("bad", "found"),
+    ("bad", "fault"),
     [
         (row(" \n\t"), 'column "problem" is empty'),
         ({"problem": "q"}, 'column "solution" is missing; the row has "problem"'),
@@ -129,12 +130,12 @@ HALF = "half a surrogate pair, or a byte that is not UTF-8"
         ([1, 2], "is list [1, 2], not an object with columns"),
     ],
 )
-def test_what_makes_a_row_bad(bad: Any, found: str) -> None:
+def test_what_makes_a_row_bad(bad: Any, fault: str) -> None:
     rows = [row("fine"), bad]
     config = DataConfig(solution_limit=10)
-    assert error_of(rows, config) == f"memory, row 2: {found}; fix the row or set data.on_bad_row: skip"
+    assert error_of(rows, config) == f"memory, row 2: {fault}; fix the row or set data.on_bad_row: skip"
     assert [str(f) for f in load_problems(rows, config.model_copy(update={"on_bad_row": "skip"})).report.faults] == [
-        f"memory, row 2: {found}"
+        f"memory, row 2: {fault}"
     ]
 
 
@@ -177,10 +178,11 @@ def test_an_answer_stands_where_its_pattern_says(cell: Any, expected: str | None
 
 
 @pytest.mark.parametrize(
-    ("pattern", "told"), [("####", "has no group"), ("(", "no regular expression"), ("(?P<x", "no regular expression")]
+    ("pattern", "message"),
+    [("####", "has no group"), ("(", "no regular expression"), ("(?P<x", "no regular expression")],
 )
-def test_a_pattern_without_a_group_is_refused(pattern: str, told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_a_pattern_without_a_group_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         ColumnConfig(answer_pattern=pattern)
 
 
@@ -188,15 +190,15 @@ def test_a_pattern_without_a_group_is_refused(pattern: str, told: str) -> None:
 def test_rows_are_a_part_of_the_source(count: int, start: int | None, stop: int | None) -> None:
     rows = [row(f"question {n}") for n in range(count)]
     text = ":".join("" if edge is None else str(edge) for edge in (start, stop))
-    expected = [one["problem"] for one in rows[start:stop]]
+    expected = [item["problem"] for item in rows[start:stop]]
     if stop is not None and stop <= (start or 0):
         return
     report = DataReport()
     try:
-        found = [problem.question for problem in iter_problems(rows, DataConfig(rows=text), report)]
+        questions = [problem.question for problem in iter_problems(rows, DataConfig(rows=text), report)]
     except DataError:
-        found = []
-    assert found == expected
+        questions = []
+    assert questions == expected
     assert report.kept == report.rows == len(expected)
 
 
@@ -320,10 +322,10 @@ def test_every_row_is_accounted_for(questions: list[str], sample: int | None, de
     config = DataConfig(on_bad_row="skip", max_question_chars=5, sample=sample, deduplicate=deduplicate)
     report = DataReport()
     try:
-        kept = list(iter_problems([row(q) for q in questions], config, report))
+        problems = list(iter_problems([row(q) for q in questions], config, report))
     except DataError:
-        kept = []
-    assert report.kept == len(kept)
+        problems = []
+    assert report.kept == len(problems)
     assert report.rows == len(questions) == report.kept + report.bad + sum(report.left_out.values())
 
 

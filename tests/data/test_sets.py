@@ -12,8 +12,8 @@ def test_solutions_are_asked_for_where_they_are_needed():
     row = {"problem": "1 + 1?", "answer": 2}
     assert [*as_set([row], solutions=False)] == [Problem("1 + 1?", answer="2", id="memory:1")]
     bare = [Problem("1 + 1?", answer="2"), Problem("2 + 2?", "it is 4", "4", "mine")]
-    found = as_set(bare, solutions=False)
-    assert [*found] == [Problem("1 + 1?", answer="2", id="memory:1"), bare[1]]
+    checked = as_set(bare, solutions=False)
+    assert [*checked] == [Problem("1 + 1?", answer="2", id="memory:1"), bare[1]]
     for dataset in ([row], bare):
         with pytest.raises(DataError, match='column "solution" is'):
             as_set(dataset, solutions=True)
@@ -33,10 +33,10 @@ def test_problems_with_an_id_need_their_texts_too(make):
         message = f'^problem "{problem.id}", row 2: column "{column}" is empty; fix the row or set data.on_bad_row'
         with pytest.raises(DataError, match=message):
             as_set(make([WHOLE[0], problem, WHOLE[1]]), solutions=True)
-    found = as_set(make([*WHOLE, *BLANK]), "skip", solutions=True)
-    assert found.problems == WHOLE
-    assert (found.report.kept, found.report.bad, len(found.report.faults)) == (2, 3, 3)
-    assert 'Bad rows skipped: 3 (problem "a", row 3: column "solution" is empty; ' in str(found.report)
+    checked = as_set(make([*WHOLE, *BLANK]), "skip", solutions=True)
+    assert checked.problems == WHOLE
+    assert (checked.report.kept, checked.report.bad, len(checked.report.faults)) == (2, 3, 3)
+    assert 'Bad rows skipped: 3 (problem "a", row 3: column "solution" is empty; ' in str(checked.report)
     assert [problem.id for problem in as_set(make([*BLANK[:2], *WHOLE]), solutions=False)] == ["a", "b", "d", "e"]
     with pytest.raises(DataError, match='problem "c", row 1: column "question" is empty'):
         as_set(make([BLANK[2]]), solutions=False)
@@ -53,7 +53,7 @@ def test_problems_with_an_id_are_not_chosen_among():
 def test_what_is_a_set_already_stays_as_it_is():
     assert as_set(WHOLE, solutions=True).problems == WHOLE
     loaded = load_problems([{"problem": "1?", "solution": "s"}, {"problem": "2?"}], DataConfig(on_bad_row="skip"))
-    found = as_set(loaded, "skip", solutions=True)
-    assert (found.problems, found.report, found.on_bad_row) == (loaded.problems, loaded.report, "skip")
+    checked = as_set(loaded, "skip", solutions=True)
+    assert (checked.problems, checked.report, checked.on_bad_row) == (loaded.problems, loaded.report, "skip")
     own = RunSet((WHOLE[0],), loaded.report, "skip")
     assert as_set(own, "stop", solutions=False) is own

@@ -53,17 +53,17 @@ def test_datasets_in_memory() -> None:
 def test_parquet_decodes_only_the_columns_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet as pq
 
-    asked: list[list[str] | None] = []
+    requests: list[list[str] | None] = []
     read = pq.ParquetFile.iter_batches
 
     def spy(self: Any, *args: Any, columns: list[str] | None = None, **kwargs: Any) -> Any:
-        asked.append(columns)
+        requests.append(columns)
         return read(self, *args, columns=columns, **kwargs)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     path = write(tmp_path, ".parquet", [row(Answer="1", bulk="x" * 1000)])
     assert bare(load_problems(path)) == [Problem("q", "s", "1")]
-    assert asked == [["Answer", "problem", "solution"]]
+    assert requests == [["Answer", "problem", "solution"]]
 
 
 LATEX = st.sampled_from(
@@ -194,14 +194,14 @@ def test_the_hub_path_pins_the_commit_and_streams(tmp_path: Path, monkeypatch: p
 
     write(tmp_path, ".jsonl", [{**r, "more": 1} for r in ROWS], stem="train")
     load = datasets.load_dataset
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def dataset_info(self: Any, name: str, *, revision: str | None, timeout: float) -> Any:
-        asked.append((name, revision))
+        requests.append((name, revision))
         return SimpleNamespace(sha="c0ffee")
 
     def load_dataset(name: str, subset: str | None, *, split: str, revision: str, streaming: bool) -> Any:
-        asked.append((name, subset, split, revision, streaming))
+        requests.append((name, subset, split, revision, streaming))
         return load(str(tmp_path), subset, split=split, streaming=streaming)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
@@ -211,7 +211,7 @@ def test_the_hub_path_pins_the_commit_and_streams(tmp_path: Path, monkeypatch: p
     assert problems[0].id == "some-org/math.v1:1"
     assert problems.report.revision == "c0ffee"
     assert str(problems.report) == "some-org/math.v1 at revision c0ffee: 3 of 3 rows used."
-    assert asked == [("some-org/math.v1", "v1"), ("some-org/math.v1", None, "train", "c0ffee", True)]
+    assert requests == [("some-org/math.v1", "v1"), ("some-org/math.v1", None, "train", "c0ffee", True)]
 
     message = error_of("some-org/math.v1", DataConfig(split="dev"))
     assert "Bad split: dev. Available splits: ['train']" in message
@@ -265,7 +265,7 @@ ALSO = json.dumps(row("two")).encode()
 
 
 @pytest.mark.parametrize(
-    ("bad", "found"),
+    ("bad", "fault"),
     [
         (b'{"problem": "q", ', "is not valid JSON in UTF-8 (Expecting property name"),
         (b"nonsense", "is not valid JSON in UTF-8 (Expecting value"),
@@ -279,10 +279,10 @@ ALSO = json.dumps(row("two")).encode()
     ],
     ids=["cut", "nonsense", "utf-16", "nested", "huge-int", "list", "bytes", "surrogate", "nul"],
 )
-def test_a_bad_line_is_one_bad_row(tmp_path: Path, bad: bytes, found: str) -> None:
+def test_a_bad_line_is_one_bad_row(tmp_path: Path, bad: bytes, fault: str) -> None:
     path = tmp_path / "math.jsonl"
     path.write_bytes(b"\n".join([GOOD, b"", bad, ALSO]))
-    assert error_of(path).startswith(f"math.jsonl, row 3: {found}")
+    assert error_of(path).startswith(f"math.jsonl, row 3: {fault}")
     problems = load_problems(path, SKIP)
     assert [p.id for p in problems] == ["math.jsonl:1", "math.jsonl:4"]
     assert [fault.row for fault in problems.report.faults] == [3]

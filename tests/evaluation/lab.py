@@ -10,9 +10,8 @@ from peft import LoraConfig, get_peft_model
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.evaluation import folder as folders
-from opasd.evaluation.bases import Base
 from opasd.evaluation.benchmarks import load, packaged
-from opasd.evaluation.loop import Evaluation, evaluate
+from opasd.evaluation.loop import Base, Evaluation, evaluate
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model
@@ -53,7 +52,7 @@ class Quiet(SampleProgress):
         self.said.append(text)
 
 
-def asked(*targets: Target, problems: int = 6, **changes: Any) -> Evaluation:
+def short_evaluation(*targets: Target, problems: int = 6, **changes: Any) -> Evaluation:
     """A short evaluation on the embedded task; `changes` of the profile."""
     group = changes.pop("group", 4)
     settings: dict[str, Any] = {"sampling": SAMPLING, "samples": 2, "thinking": False} | changes
@@ -67,7 +66,7 @@ def run(
     open_base: Callable[[ModelConfig], Base] | None = None,
     progress: Quiet | None = None,
 ) -> dict[str, Any]:
-    """The evaluation, with the real engine unless told otherwise."""
+    """The evaluation, with the real engine by default."""
     folders.make(path)
     settings = folders.enter(path, evaluation.settings())
     opener = open_base or (lambda model: Base(model, EIGHT_ROWS))

@@ -18,9 +18,9 @@ def answers(problems, **options):
 
 def test_a_problems_answers_do_not_depend_on_the_others():
     together = answers(PROBLEMS[:4], samples=2, seed=3)
-    alone = [found for problem in PROBLEMS[:4] for found in answers([problem], samples=2, seed=3)]
+    alone = [sampled for problem in PROBLEMS[:4] for sampled in answers([problem], samples=2, seed=3)]
     assert together == alone
-    assert [(found.problem_id, found.sample) for found in together[:3]] == [("p00", 0), ("p00", 1), ("p01", 0)]
+    assert [(sampled.problem_id, sampled.sample) for sampled in together[:3]] == [("p00", 0), ("p00", 1), ("p01", 0)]
     assert together[0].ids != together[1].ids
     assert answers(PROBLEMS[:1], seed=4)[0].ids != together[0].ids
 

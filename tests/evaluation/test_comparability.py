@@ -86,7 +86,7 @@ def test_conditions_agree_where_nothing_on_record_differs():
     assert not first.agree_with(other)
     assert first.differences_from(other, "b") == []  # the engine does not decide what may be compared
     profile = SETTINGS["profile"] | {"samples": 4, "thinking": True}
-    asked = Conditions.recorded(settings("t", "b", profile=profile), TARGET)
-    assert asked.differences_from(first, "b") == ["with thinking", "4 samples a problem"]
-    assert asked.differences_from(first, "b", counts=False) == ["with thinking"]
-    assert asked.differences_from(Conditions(), "b") == []
+    other_sampling = Conditions.recorded(settings("t", "b", profile=profile), TARGET)
+    assert other_sampling.differences_from(first, "b") == ["with thinking", "4 samples a problem"]
+    assert other_sampling.differences_from(first, "b", counts=False) == ["with thinking"]
+    assert other_sampling.differences_from(Conditions(), "b") == []

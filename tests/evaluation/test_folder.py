@@ -24,8 +24,8 @@ def test_a_runs_copy_is_not_overwritten_by_another_evaluation_of_the_name(tmp_pa
     def write(folder: str, seed: int, benchmarks: str, result: str) -> None:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         sets = {name: {"fingerprint": name} for name in benchmarks}
-        asked = {"settings": {"profile": {"seed": seed}}, "targets": {"run": about}, "benchmarks": sets}
-        folders.write_results(tmp_path / folder, {"name": "e", **asked, "results": result})
+        settings = {"settings": {"profile": {"seed": seed}}, "targets": {"run": about}, "benchmarks": sets}
+        folders.write_results(tmp_path / folder, {"name": "e", **settings, "results": result})
 
     def there() -> list[str]:
         copies = (tmp_path / "run" / "evaluations").iterdir()

@@ -10,16 +10,18 @@ from peft import PeftModel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
+from opasd.config import ModelConfig, RolloutConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
-from opasd.evaluation.bases import Base
-from opasd.evaluation.loop import Evaluation, Exam, evaluate
+from opasd.evaluation.loop import Base, Evaluation, Exam, evaluate
 from opasd.evaluation.samples import SampleFile
 from opasd.evaluation.targets import Target
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers.engine import TransformersEngine
-from tests.evaluation.lab import EIGHT_ROWS, LAB, SAMPLING, Quiet, asked, make_adapter, run
+from opasd.rollout.transformers.swapping import SwappingEngine
+from opasd.rollout.vllm.server import ServerEngine
+from tests.evaluation.lab import EIGHT_ROWS, LAB, SAMPLING, Quiet, make_adapter, run, short_evaluation
 
 
 def test_samples_are_drawn_side_by_side(tmp_path):
@@ -32,7 +34,7 @@ def test_samples_are_drawn_side_by_side(tmp_path):
 
     hook = register_module_forward_pre_hook(count)
     try:
-        run(asked(problems=6), tmp_path / "evaluation")
+        run(short_evaluation(problems=6), tmp_path / "evaluation")
     finally:
         hook.remove()
     assert 0 < 2 * passes < sum(len(sample.ids) for sample in SampleFile(tmp_path / "evaluation" / "samples.jsonl"))
@@ -76,12 +78,12 @@ def adapters(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "evaluation"
-    run(asked(), path)
+    run(short_evaluation(), path)
     return path
 
 
-def test_a_model_without_a_chat_template_is_told_of(tmp_path):
-    evaluation, progress = asked(problems=1), Quiet()
+def test_a_model_without_a_chat_template_is_reported(tmp_path):
+    evaluation, progress = short_evaluation(problems=1), Quiet()
     for template in (None, "{{ messages[0]['content'] }}"):
         base = StoppingBase(0)
         base.tokenizer.chat_template = template
@@ -102,7 +104,7 @@ def test_a_model_without_a_chat_template_is_told_of(tmp_path):
 def test_an_interrupted_evaluation_ends_as_an_uninterrupted_one(tmp_path, whole, groups, damage):
     path = tmp_path / "evaluation"
     with pytest.raises(Stopped):
-        run(asked(), path, lambda _: StoppingBase(groups))
+        run(short_evaluation(), path, lambda _: StoppingBase(groups))
     file = path / folders.SAMPLES
     if groups == 0:
         assert not file.exists()
@@ -114,12 +116,12 @@ def test_an_interrupted_evaluation_ends_as_an_uninterrupted_one(tmp_path, whole,
     else:
         file.write_bytes(b"".join(lines) + damage)
     progress = Quiet()
-    found = run(asked(), path, progress=progress)
+    results = run(short_evaluation(), path, progress=progress)
     samples = [sample.key for sample in SampleFile(file)]
     assert len(samples) == len(set(samples)) == 12
     assert sorted(file.read_bytes().splitlines()) == sorted((whole / folders.SAMPLES).read_bytes().splitlines())
     expected = json.loads((whole / folders.RESULTS).read_text())
-    assert found["results"] == expected["results"]
+    assert results["results"] == expected["results"]
     assert progress.started[0] == 12
     assert sum(samples for _, samples, _ in progress.groups) == 12 - progress.started[1]
 
@@ -132,11 +134,11 @@ def test_lines_that_are_no_samples_of_this_evaluation_are_left_alone(tmp_path, w
     lines = file.read_bytes().splitlines(keepends=True)
     wrong = [{"cuts": None}, {"cuts": {"48": 1}}, {"ids": 5}, {"target": [1]}, {"sample": "0"}, {"benchmark": "other"}]
     wrong += [{"target": "other"}, {"problem": "other"}]
-    odd = [f"{json.dumps(json.loads(lines[0]) | {'sample': 7} | change)}\n".encode() for change in wrong]
-    odd.append(b"[" * 100_000 + b"\n")
-    file.write_bytes(b"".join([*lines[4:], *odd, *lines[:4]]))  # the first problems last
-    found = run(asked(), path, no_model)
-    assert found["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
+    foreign = [f"{json.dumps(json.loads(lines[0]) | {'sample': 7} | change)}\n".encode() for change in wrong]
+    foreign.append(b"[" * 100_000 + b"\n")
+    file.write_bytes(b"".join([*lines[4:], *foreign, *lines[:4]]))  # the first problems last
+    results = run(short_evaluation(), path, no_model)
+    assert results["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
 
 
 def test_runs_that_differ_in_their_adapters_share_a_base(tmp_path, adapters):
@@ -148,15 +150,18 @@ def test_runs_that_differ_in_their_adapters_share_a_base(tmp_path, adapters):
         return Base(model, EIGHT_ROWS)
 
     targets = [Target(str(n), model, path) for n, (model, path) in enumerate(zip(ranks, adapters, strict=True))]
-    run(asked(Target("lab", LAB), *targets, problems=1, samples=1), tmp_path / "e", opener)
+    run(short_evaluation(Target("lab", LAB), *targets, problems=1, samples=1), tmp_path / "e", opener)
     assert len(loads) == 1
 
 
 def test_a_finished_evaluation_loads_no_model(tmp_path, whole):
-    assert run(asked(), whole, no_model)["results"] == json.loads((whole / folders.RESULTS).read_text())["results"]
+    assert (
+        run(short_evaluation(), whole, no_model)["results"]
+        == json.loads((whole / folders.RESULTS).read_text())["results"]
+    )
 
 
-def test_every_sample_tells_all_about_itself(whole):
+def test_every_sample_is_described_whole(whole):
     tokenizer = load_tokenizer(LAB)
     for sample in SampleFile(whole / folders.SAMPLES):
         assert tokenizer.decode(sample.ids, skip_special_tokens=True) == sample.text
@@ -167,12 +172,12 @@ def test_every_sample_tells_all_about_itself(whole):
 
 def test_a_cut_sample_is_what_a_smaller_budget_draws(tmp_path):
     """The sampler's random numbers belong to tokens, so the first k of them do not know how many may follow."""
-    together = run(asked(budgets=(12, 30, 48), problems=4), tmp_path / "all")
+    together = run(short_evaluation(budgets=(12, 30, 48), problems=4), tmp_path / "all")
     assert [result["budget"] for result in together["results"]] == [12, 30, 48]
     for result in together["results"]:
         budget = result["budget"]
         shorter = SAMPLING.model_copy(update={"max_new_tokens": budget})
-        alone = run(asked(sampling=shorter, problems=4), tmp_path / str(budget))["results"][0]
+        alone = run(short_evaluation(sampling=shorter, problems=4), tmp_path / str(budget))["results"][0]
         assert {**result, "budget": 0} == {**alone, "budget": 0}
     assert together["results"][0]["truncated"]["mean"] == 1
     assert together["results"][0]["verdicts"]["truncated"] == 8
@@ -186,11 +191,11 @@ def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
         loads.append(model)
         return Base(model, EIGHT_ROWS)
 
-    evaluation = asked(*targets, problems=3)
-    found = run(evaluation, tmp_path / "e", opener)
+    evaluation = short_evaluation(*targets, problems=3)
+    results = run(evaluation, tmp_path / "e", opener)
     assert len(loads) == 1
-    assert [result["target"] for result in found["results"]] == ["one", "base", "two"]
-    assert [(d["target"], d["against"]) for d in found["differences"]] == [("base", "one"), ("two", "one")]
+    assert [result["target"] for result in results["results"]] == ["one", "base", "two"]
+    assert [(d["target"], d["against"]) for d in results["differences"]] == [("base", "one"), ("two", "one")]
     drawn = {target.name: [] for target in targets}
     for sample in SampleFile(tmp_path / "e" / folders.SAMPLES):
         drawn[sample.target].append(sample)
@@ -204,7 +209,7 @@ def test_adapters_are_swapped_on_one_base(tmp_path, adapters):
         for start in (0, 4):
             part = drawn[target.name][start : start + 4]
             alone = engine.generate(prompts[start : start + 4], SAMPLING, [sample.seed for sample in part])
-            assert [found.ids for found in alone] == [tuple(sample.ids) for sample in part]
+            assert [completion.ids for completion in alone] == [tuple(sample.ids) for sample in part]
     assert drawn["one"][0].ids != drawn["base"][0].ids != drawn["two"][0].ids
 
 
@@ -218,23 +223,23 @@ def _prompts(evaluation: Evaluation, tokenizer):
 
 def test_targets_can_be_added_and_other_settings_are_refused(tmp_path, adapters, whole):
     path = tmp_path / "e"
-    run(asked(), path)
-    found = run(asked(Target("one", LAB, adapters[0])), path)
-    assert [result["target"] for result in found["results"]] == ["lab", "one"]
-    assert found["results"][0] == json.loads((whole / folders.RESULTS).read_text())["results"][0]
+    run(short_evaluation(), path)
+    results = run(short_evaluation(Target("one", LAB, adapters[0])), path)
+    assert [result["target"] for result in results["results"]] == ["lab", "one"]
+    assert results["results"][0] == json.loads((whole / folders.RESULTS).read_text())["results"][0]
     for other, words in [
-        (asked(seed=1), "profile is"),
-        (asked(group=5), "group is 4 there and 5 now"),
-        (asked(problems=5), "benchmarks: lab is another one"),
-        (asked(Target("one", LAB, adapters[1])), "targets: one is another one"),
+        (short_evaluation(seed=1), "profile is"),
+        (short_evaluation(group=5), "group is 4 there and 5 now"),
+        (short_evaluation(problems=5), "benchmarks: lab is another one"),
+        (short_evaluation(Target("one", LAB, adapters[1])), "targets: one is another one"),
     ]:
         with pytest.raises(ConfigError, match=words):
             run(other, path)
 
 
-def test_what_does_not_fit_the_context_is_told(tmp_path):
+def test_what_does_not_fit_the_context_is_reported(tmp_path):
     progress = Quiet()
-    evaluation = asked(problems=2, sampling=SAMPLING.model_copy(update={"max_new_tokens": 16_384}))
+    evaluation = short_evaluation(problems=2, sampling=SAMPLING.model_copy(update={"max_new_tokens": 16_384}))
     run(evaluation, tmp_path / "e", progress=progress)
     assert any("new tokens fit the model's context of 1024" in said for said in progress.said)
     long = dataclasses.replace(evaluation.benchmarks[0].problems[0], question="apples " * 1200)
@@ -246,15 +251,32 @@ def test_what_does_not_fit_the_context_is_told(tmp_path):
 def test_results_reach_the_run(tmp_path, adapters):
     (tmp_path / "runs" / "first").mkdir(parents=True)
     target = Target("first", LAB, adapters[0], run=tmp_path / "runs" / "first")
-    found = run(asked(target, problems=2), tmp_path / "evaluations" / "x")
-    assert json.loads((tmp_path / "runs" / "first" / "evaluations" / "x.json").read_text()) == found
+    results = run(short_evaluation(target, problems=2), tmp_path / "evaluations" / "x")
+    assert json.loads((tmp_path / "runs" / "first" / "evaluations" / "x.json").read_text()) == results
 
 
 def test_variables_of_the_chat_template_reach_the_prompts() -> None:
     base = Base(LAB, EIGHT_ROWS)
     base.tokenizer.chat_template = "{{ greeting | default('') }}" + str(base.tokenizer.chat_template)
-    plain = asked(problems=2)
+    plain = short_evaluation(problems=2)
     greeting = dataclasses.replace(plain, template_options={"greeting": "Ann Bob Cal"})
     prompts = [Exam(evaluation, evaluation.benchmarks[0], base, Quiet()).prompts for evaluation in (plain, greeting)]
     greeting_ids = base.tokenizer("Ann Bob Cal", add_special_tokens=False)["input_ids"]
     assert [[*greeting_ids, *prompt] for prompt in prompts[0].values()] == list(map(list, prompts[1].values()))
+
+
+def test_the_engine_is_the_one_that_the_settings_name(tmp_path):
+    base = Base(LAB, EIGHT_ROWS)
+    assert base.context == 1024
+    assert isinstance(base.engine(100, []), SwappingEngine)
+    servers = RolloutConfig.model_validate({"engine": "vllm_server", "servers": {"urls": ["http://localhost:1"]}})
+    engine = Base(LAB, servers).engine(10**6, [make_adapter(tmp_path / "adapter", 0)])
+    assert isinstance(engine, ServerEngine)
+    assert engine.longest == 1024
+    assert "--server" in engine.addresses
+    assert Base(LAB, servers.model_copy(update={"max_model_len": 300})).context == 300
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+        Base(ModelConfig(name_or_path=str(tmp_path)), EIGHT_ROWS)

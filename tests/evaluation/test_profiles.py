@@ -18,9 +18,9 @@ def test_profiles_are_as_published():
 
 def test_profiles_of_one_s_own():
     changes = EvaluateConfig(budgets=(28_672, 16_384, 38_912), samples=4, temperature=0)
-    mine = requested_profile(changes, lab=False)
-    assert mine.cuts == mine.budgets == (16_384, 28_672, 38_912)
-    assert (mine.sampling.max_new_tokens, mine.samples, mine.sampling.temperature) == (38_912, 4, 0)
+    profile = requested_profile(changes, lab=False)
+    assert profile.cuts == profile.budgets == (16_384, 28_672, 38_912)
+    assert (profile.sampling.max_new_tokens, profile.samples, profile.sampling.temperature) == (38_912, 4, 0)
     assert requested_profile(EvaluateConfig(), lab=False) == PROFILES["paper"]
     assert requested_profile(EvaluateConfig(), lab=True) == PROFILES["lab"]
     assert requested_profile(EvaluateConfig(profile="opsd"), lab=True) == PROFILES["opsd"]

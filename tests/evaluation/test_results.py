@@ -12,16 +12,16 @@ def outcomes(*problems: str) -> dict[str, list[GradedSample]]:
     answers = {"c": "1", "w": "2", "!": "3"}
     return {
         f"p{number}": [
-            GradedSample(10 * place, letter == "t", verdicts[letter], answers.get(letter))
-            for place, letter in enumerate(problem, 1)
+            GradedSample(10 * position, letter == "t", verdicts[letter], answers.get(letter))
+            for position, letter in enumerate(problem, 1)
         ]
         for number, problem in enumerate(problems)
     }
 
 
 def test_one_target_on_one_benchmark():
-    found = build({("base", "aime24", 100): outcomes("ccww", "c-t!", "wwww")})
-    (result,) = found["results"]
+    results = build({("base", "aime24", 100): outcomes("ccww", "c-t!", "wwww")})
+    (result,) = results["results"]
     assert (result["problems"], result["samples"]) == (3, 4)
     assert result["verdicts"] == {"correct": 3, "wrong": 6, "no_answer": 1, "truncated": 1, "grader_failed": 1}
     assert result["avg"]["mean"] == pytest.approx((0.5 + 0.25 + 0) / 3)
@@ -33,23 +33,23 @@ def test_one_target_on_one_benchmark():
     assert result["tokens"]["mean"] == result["tokens"]["median"] == 25
     assert result["truncated"]["mean"] == pytest.approx(1 / 12)
     assert result["per_problem"]["p1"] == {"correct": 1, "tokens": 25}
-    assert found["differences"] == found["averages"] == []
+    assert results["differences"] == results["averages"] == []
 
 
 def test_several_targets_are_compared_on_the_same_problems():
     first, second = outcomes("ccww", "cwww", "wwww"), outcomes("cccw", "ccww", "cwww")
     both = {("base", "a", 9): first, ("base", "b", 9): second, ("new", "a", 9): second, ("new", "b", 9): second}
-    found = build(both)
-    differences = {(d["target"], d["benchmark"]): d for d in found["differences"]}
+    results = build(both)
+    differences = {(d["target"], d["benchmark"]): d for d in results["differences"]}
     assert set(differences) == {("new", "a"), ("new", "b"), ("new", None)}
     assert differences["new", "a"]["avg"] == {"mean": 0.25, "low": 0.25, "high": 0.25}
     assert differences["new", "a"]["pass"]["mean"] == pytest.approx(1 / 3)
     assert differences["new", "b"]["tokens"] == {"mean": 0, "low": 0, "high": 0}
     assert differences["new", None]["avg"]["mean"] == pytest.approx(0.125)
-    averages = {average["target"]: average for average in found["averages"]}
+    averages = {average["target"]: average for average in results["averages"]}
     assert averages["base"]["avg"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
     assert averages["base"]["benchmarks"] == ["a", "b"]
-    text = table(found)
+    text = table(results)
     assert "against base" in text
     assert "+25.0 [+25.0, +25.0]" in text
     assert text.count("\n") == 2 + 4 + 2

@@ -25,7 +25,7 @@ def test_equal_to_enumeration(answers):
     counted = [c, *Counter(answer for answer in answers if answer not in ("right", None)).values()]
     for k in range(1, n + 1):
         chosen = list(combinations(answers, k))
-        assert pass_at_k(c, n, k) == pytest.approx(fmean("right" in one for one in chosen))
+        assert pass_at_k(c, n, k) == pytest.approx(fmean("right" in drawn for drawn in chosen))
         assert maj_at_k(counted, n, k) == pytest.approx(fmean(map(majority, chosen)))
 
 

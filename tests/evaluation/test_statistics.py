@@ -6,24 +6,24 @@ import pytest
 from opasd.evaluation.statistics import Estimate, estimate, macro_average, paired_difference
 
 
-def width(found: Estimate) -> float:
-    return found.high - found.low
+def width(interval: Estimate) -> float:
+    return interval.high - interval.low
 
 
 def test_mean_and_interval_of_known_values():
-    found = estimate([0, 1] * 50)
-    assert found.mean == 0.5
-    assert found.low == pytest.approx(0.40, abs=0.02)  # ± 1.96 · 0.05
-    assert found.high == pytest.approx(0.60, abs=0.02)
-    assert found == estimate([0, 1] * 50)
+    interval = estimate([0, 1] * 50)
+    assert interval.mean == 0.5
+    assert interval.low == pytest.approx(0.40, abs=0.02)  # ± 1.96 · 0.05
+    assert interval.high == pytest.approx(0.60, abs=0.02)
+    assert interval == estimate([0, 1] * 50)
 
 
 def test_coverage_is_about_95_percent():
     generator = np.random.default_rng(1)
     hits = 0
     for trial in range(120):
-        found = estimate((generator.random(80) < 0.3).astype(float).tolist(), seed=trial)
-        hits += found.low <= 0.3 <= found.high
+        interval = estimate((generator.random(80) < 0.3).astype(float).tolist(), seed=trial)
+        hits += interval.low <= 0.3 <= interval.high
     assert 106 <= hits <= 119
 
 
@@ -45,8 +45,8 @@ def test_unpaired_or_empty_values_are_refused():
 
 def test_a_macro_average_weighs_benchmarks_alike():
     small, large = [1.0, 1.0], [0.0, 1.0] * 200
-    found = macro_average([small, large])
-    assert found.mean == 0.75
-    assert width(found) == pytest.approx(width(estimate(large)) / 2, rel=0.1)
+    interval = macro_average([small, large])
+    assert interval.mean == 0.75
+    assert width(interval) == pytest.approx(width(estimate(large)) / 2, rel=0.1)
     assert macro_average([large]).mean == estimate(large).mean
     assert paired_difference(large, large) == (0, 0, 0)

@@ -36,25 +36,25 @@ def adapter(folder: Path, base: str | None, weights: bytes = b"x", revision: str
 
 
 def test_a_run_an_adapter_a_model_a_hub_name_and_the_embedded_one(here):
-    found = resolve(["runs/a", "adapters/loose", "merged", "Qwen/Qwen3-1.7B", "lab"])
-    assert [target.name for target in found] == ["a", "loose", "merged", "Qwen/Qwen3-1.7B", "lab"]
-    assert [target.model.name_or_path for target in found] == [
+    targets = resolve(["runs/a", "adapters/loose", "merged", "Qwen/Qwen3-1.7B", "lab"])
+    assert [target.name for target in targets] == ["a", "loose", "merged", "Qwen/Qwen3-1.7B", "lab"]
+    assert [target.model.name_or_path for target in targets] == [
         "lab",
         "Qwen/Qwen3-1.7B",
         "merged",
         "Qwen/Qwen3-1.7B",
         "lab",
     ]
-    assert [target.adapter for target in found] == [Path("runs/a/final"), Path("adapters/loose"), None, None, None]
-    assert found[0].run == Path("runs/a")
-    assert found[0].model.lora_r == load_recipe("lab").config().model.lora_r
+    assert [target.adapter for target in targets] == [Path("runs/a/final"), Path("adapters/loose"), None, None, None]
+    assert targets[0].run == Path("runs/a")
+    assert targets[0].model.lora_r == load_recipe("lab").config().model.lora_r
 
 
 def test_base_is_what_the_runs_share(here):
-    found = resolve(["runs/a", "base", "runs/b"])
-    assert [target.name for target in found] == ["a", "base", "b"]
-    assert found[1].model == found[0].model
-    assert found[1].adapter is None
+    targets = resolve(["runs/a", "base", "runs/b"])
+    assert [target.name for target in targets] == ["a", "base", "b"]
+    assert targets[1].model == targets[0].model
+    assert targets[1].adapter is None
     assert resolve(["base"], ModelConfig(name_or_path="x/y"))[0].model.name_or_path == "x/y"
     with pytest.raises(ConfigError, match="base: which model"):
         resolve(["base"])
@@ -71,9 +71,9 @@ def test_adapters_are_put_on_no_other_model(here):
 
 def test_an_adapter_names_the_commit_of_its_base(here):
     adapter(here / "adapters" / "old", "Qwen/Qwen3-1.7B", revision="v1")
-    (found,) = resolve(["adapters/old"])
-    assert found.model == ModelConfig(name_or_path="Qwen/Qwen3-1.7B", revision="v1")
-    assert found.describe()["revision"] == "v1"
+    (target,) = resolve(["adapters/old"])
+    assert target.model == ModelConfig(name_or_path="Qwen/Qwen3-1.7B", revision="v1")
+    assert target.describe()["revision"] == "v1"
     with pytest.raises(ConfigError, match=r"there are Qwen/Qwen3-1.7B at v1, Qwen/Qwen3-1.7B; give it with --model"):
         resolve(["base", "adapters/old", "adapters/loose"])
     with pytest.raises(ConfigError, match="was trained on Qwen/Qwen3-1.7B at v1; give --revision v1 too"):
@@ -117,8 +117,8 @@ def test_a_fully_trained_run_is_a_model(here):
     final = here / "runs" / "a" / "final"
     (final / "adapter_config.json").unlink()
     (final / "config.json").write_text("{}")
-    (found,) = resolve(["runs/a"])
-    assert (found.model.name_or_path, found.adapter, found.run) == ("runs/a/final", None, Path("runs/a"))
+    (target,) = resolve(["runs/a"])
+    assert (target.model.name_or_path, target.adapter, target.run) == ("runs/a/final", None, Path("runs/a"))
 
 
 def test_an_adapter_of_the_embedded_model_is_known_by_its_folder_too(here):

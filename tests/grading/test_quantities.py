@@ -18,48 +18,48 @@ WORD = st.from_regex(r"[bcdfghjklmnprstvw][aeiou][a-z]{3,6}", fullmatch=True)
 WRITTEN = st.sampled_from([r"{} {}", r"{}\text{{ {}}}", r"{}\ \mathrm{{{}}}", r"\text{{{} {}}}", r"{} \text{{ {}. }}"])
 
 
-def one(word: str) -> str:
+def singular(word: str) -> str:
     return re.sub("s$", "", word.lower())
 
 
 def is_own(word: str) -> bool:
     """Whether a word is neither in the table nor mathematics."""
     unit = quantity(rf"5\text{{ {word}}}").unit
-    return unit is not None and unit.dimension == f"'{one(word)}'"
+    return unit is not None and unit.dimension == f"'{singular(word)}'"
 
 
 @st.composite
 def pairs(draw) -> tuple[str, str]:
     """Two words: the same in another form, one with another letter, or any."""
     word = draw(WORD)
-    place = draw(st.integers(0, len(word) - 1))
-    near = word[:place] + draw(LETTER) + word[place + 1 :]
+    position = draw(st.integers(0, len(word) - 1))
+    near = word[:position] + draw(LETTER) + word[position + 1 :]
     other = draw(st.one_of(st.sampled_from([word, word + "s", word.removesuffix("s"), near, near + "s"]), WORD))
     first, second = (draw(st.sampled_from([str.lower, str.upper, str.title]))(text) for text in (word, other))
     return first, second
 
 
 @given(pairs(), WRITTEN, WRITTEN, st.one_of(st.integers(-(10**6), 10**6), st.sampled_from(["2.5", "1/3", "0"])))
-def test_two_unknown_units_are_equal_if_they_are_the_same_word(words, mine, theirs, value):
+def test_two_unknown_units_are_equal_if_they_are_the_same_word(words, first, second, value):
     """Up to case and a plural s; and either of them may be left out."""
-    assume(not OTHERS & {form for word in words for form in (word.lower(), one(word))})
+    assume(not OTHERS & {form for word in words for form in (word.lower(), singular(word))})
     assume(all(map(is_own, words)))
     assume(all(re.search("[aeiou]", word.lower()) for word in words))
-    gold, found = mine.format(value, words[0]), theirs.format(value, words[1])
+    gold, answer = first.format(value, words[0]), second.format(value, words[1])
     with Grader(workers=1) as grader:
-        verdict = "correct" if one(words[0]) == one(words[1]) else "wrong"
-        assert grader.grade(Job(box(found), gold)).verdict == verdict
+        verdict = "correct" if singular(words[0]) == singular(words[1]) else "wrong"
+        assert grader.grade(Job(box(answer), gold)).verdict == verdict
         assert grader.grade(Job(box(str(value)), gold)).verdict == "correct"
-        assert grader.grade(Job(box(found), str(value), "integer")).verdict == "correct"
+        assert grader.grade(Job(box(answer), str(value), "integer")).verdict == "correct"
 
 
 @given(WORD, st.sampled_from(sorted(UNITS)))
 def test_an_unknown_unit_equals_no_known_one(word, known):
     assume(is_own(word))
-    mine = quantity(rf"5\text{{ {word}}}").unit
-    theirs = quantity(rf"5\text{{ {known}}}").unit
-    assert mine is not None
-    assert theirs is None or mine.dimension != theirs.dimension
+    unit = quantity(rf"5\text{{ {word}}}").unit
+    known_unit = quantity(rf"5\text{{ {known}}}").unit
+    assert unit is not None
+    assert known_unit is None or unit.dimension != known_unit.dimension
 
 
 @pytest.mark.parametrize(

@@ -117,16 +117,16 @@ UNEQUAL = [
 ]
 
 
-@pytest.mark.parametrize(("mine", "known"), EQUAL)
-def test_equal_answers(mine, known):
-    assert is_correct(box(mine), known)
-    assert is_correct(box(known), mine)
+@pytest.mark.parametrize(("answer", "known"), EQUAL)
+def test_equal_answers(answer, known):
+    assert is_correct(box(answer), known)
+    assert is_correct(box(known), answer)
 
 
-@pytest.mark.parametrize(("mine", "known"), UNEQUAL)
-def test_unequal_answers(mine, known):
-    assert not is_correct(box(mine), known)
-    assert not is_correct(box(known), mine)
+@pytest.mark.parametrize(("answer", "known"), UNEQUAL)
+def test_unequal_answers(answer, known):
+    assert not is_correct(box(answer), known)
+    assert not is_correct(box(known), answer)
 
 
 @pytest.mark.parametrize("empty", ["", " ", "$$", r"\text{}", "."])
@@ -152,8 +152,8 @@ LATEX = st.lists(
 @given(LATEX, LATEX)
 def test_broken_latex_can_be_graded(text, answer):
     assert isinstance(is_correct(text, answer), bool)
-    found = boxed_answer(text)
-    assert found is None or found in text
+    answer = boxed_answer(text)
+    assert answer is None or answer in text
 
 
 @given(st.fractions(max_denominator=10**6))

@@ -76,7 +76,7 @@ def test_a_template_that_reads_the_message_refuses_the_row() -> None:
     tokenizer.chat_template = "{{ messages[0].content | replace('seven', '7') }}!"
     builder = PromptBuilder(tokenizer, PromptConfig())
     assert builder.pair(SUM)
-    with pytest.raises(PromptError, match="problem 'x', student: the chat template treats") as caught:
+    with pytest.raises(PromptError, match="problem 'x': student's context: the chat template treats") as caught:
         builder.pair(Problem("What is seven?", "7", id="x"))
     assert caught.value.reason == "template"
     tokenizer.chat_template = "{{ raise_exception('odd') if 'seven' in messages[0].content }}{{ messages[0].content }}"

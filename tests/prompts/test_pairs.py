@@ -100,8 +100,8 @@ def test_imitation_leaves_the_roles_intact(name: str) -> None:
         ):
             pair = builder.pair(problem)
             neutralised += pair.neutralised
-            found = [control_tokens(tokenizer, ids) for ids in (pair.student_ids, pair.teacher_ids)]
-            assert found == expected, text
+            controls = [control_tokens(tokenizer, ids) for ids in (pair.student_ids, pair.teacher_ids)]
+            assert controls == expected, text
     assert neutralised >= 6
 
 
@@ -295,9 +295,9 @@ def test_a_reference_may_begin_with_a_solution_that_begins_with_white_space(name
 @pytest.mark.parametrize("name", ALL)
 def test_many_at_once_are_what_each_is_alone(name: str) -> None:
     """More than are encoded together, with rows that are cut, neutralised, refused and there twice."""
-    odd = ["\ud800", " ", "x" * 3000, *IMITATIONS]
+    unusual = ["\ud800", " ", "x" * 3000, *IMITATIONS]
     rows = [Problem(f"What is {n} + 30?", f"{n} + 30 = {n + 30}. " * (1 + n % 40), id=str(n)) for n in range(70)]
-    rows += [Problem(text, text, id=repr(text)) for text in odd] + rows[:2]
+    rows += [Problem(text, text, id=repr(text)) for text in unusual] + rows[:2]
     short = build(name).pair(rows[0])
     limits = {"max_student_tokens": len(short.student_ids) + 60, "max_teacher_tokens": len(short.teacher_ids) + 60}
     builder = built(name, **limits)
@@ -316,13 +316,13 @@ def test_many_at_once_are_what_each_is_alone(name: str) -> None:
 def test_pairs_that_are_kept_take_four_bytes_a_token() -> None:
     made = [build("qwen3").pair(Problem(SUM.question, f"{n}: {SUM.solution} " * 500, id=str(n))) for n in range(5)]
     tracemalloc.start()
-    kept = PromptPairs(made)
+    packed = PromptPairs(made)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert list(kept) == made
-    assert (len(kept), kept[-1], list(kept[1:3])) == (5, made[-1], made[1:3])
-    assert kept.problems == [pair.problem for pair in made]
+    assert list(packed) == made
+    assert (len(packed), packed[-1], list(packed[1:3])) == (5, made[-1], made[1:3])
+    assert packed.problems == [pair.problem for pair in made]
     with pytest.raises(IndexError):
-        kept[5]
+        packed[5]
     tokens = sum(len(pair.student_ids) + len(pair.teacher_ids) for pair in made)
     assert 4 * tokens <= size < 4 * tokens + 10_000 < 5 * tokens

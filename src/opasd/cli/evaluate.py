@@ -40,8 +40,7 @@ def run(args: list[str]) -> int:
     evaluation = _evaluation(options, config)
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
-    from opasd.evaluation.bases import Base
-    from opasd.evaluation.loop import evaluate
+    from opasd.evaluation.loop import Base, evaluate
     from opasd.evaluation.results import table
     from opasd.files import full_disk_errors
     from opasd.progress import SampleProgress

@@ -68,10 +68,6 @@ class DataReport(Origin):
     faults: list[RowFault] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON types."""
-        return dataclasses.asdict(self)
-
     def __str__(self) -> str:
         revision = f" at revision {self.revision}" if self.revision else ""
         text = f"{self.source}{revision}: {self.kept} of {self.rows} rows used."

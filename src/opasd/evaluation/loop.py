@@ -14,12 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from opasd.choices import Engine
-from opasd.config import ModelConfig, SamplingConfig
+from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
 from opasd.evaluation.answers import readable, thinking_prefix
-from opasd.evaluation.bases import Base
 from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.comparability import GROWING
 from opasd.evaluation.profiles import ENGINE, GROUP, Profile
@@ -27,9 +28,31 @@ from opasd.evaluation.results import SCHEMA, build, gather
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.evaluation.targets import Target
 from opasd.grading.pool import Grader, Job
+from opasd.model.checks import context
+from opasd.model.loading import load_tokenizer, loading_errors, model_source
 from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import AdapterEngine, Completion, derive_seed
+from opasd.rollout.factory import serve_base
+
+
+class Base:
+    """A base model with its tokenizer and context; the engine that `rollout` names swaps adapters on one copy."""
+
+    def __init__(self, model: ModelConfig, rollout: RolloutConfig) -> None:
+        self.model, self.rollout = model, rollout
+        self.tokenizer = load_tokenizer(model)
+        with loading_errors("model", model):
+            config = AutoConfig.from_pretrained(
+                model_source(model), revision=model.revision, trust_remote_code=model.trust_remote_code
+            )
+        self.context = rollout.max_model_len or context(config)
+        """The most tokens of a prompt with its completion."""
+
+    def engine(self, longest: int, adapters: Sequence[Path]) -> AdapterEngine:
+        """Return the engine, for sequences of up to `longest` tokens and for these adapters."""
+        return serve_base(self.rollout, self.model, self.tokenizer, longest=longest, adapters=adapters)
+
 
 OpenBase = Callable[[ModelConfig], Base]
 

@@ -10,8 +10,8 @@ instruction and the generation prompt are never cut. A solution that does not fi
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, overload
@@ -133,7 +133,6 @@ class PromptReport:
 class _Draft:
     """The two messages of a problem, before they are tokenised."""
 
-    problem: Problem
     question: str
     shown: Mapping[str, str]
     """Texts that the reference shows, by field."""
@@ -150,6 +149,32 @@ class PromptBuilder:
         self._chat = Chat(tokenizer, system=config.system, options=config.template_options)
         self._wordings = Wordings.of(config)
         self._check_own_text()
+
+    def pair(self, problem: Problem, contexts: Contexts = _NO_CONTEXTS) -> PromptPair:
+        """Return the two contexts of `problem`; raise PromptError or AlignmentError if it cannot be used."""
+        with _naming(problem):
+            draft = self._draft(problem)
+            student = self._encode("student", draft.student, self.config.student_thinking, contexts)
+            if len(student.ids) > self.config.max_student_tokens:
+                raise PromptError(
+                    f"the student's context has {len(student.ids)} tokens, max_student_tokens = "
+                    f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
+                    "student_too_long",
+                )
+            teacher, message, cut = self._fit_teacher(draft, contexts)
+            spans = (student.span(draft.student.spans["question"]), teacher.span(message.spans["question"]))
+            pair = PromptPair(
+                problem=problem,
+                student_ids=student.ids,
+                teacher_ids=teacher.ids,
+                student_question=student.tokens(spans[0]),
+                teacher_question=teacher.tokens(spans[1]),
+                reference=teacher.tokens_touching(teacher.span(message.spans["reference"])),
+                neutralised=draft.neutralised,
+                solution_tokens_cut=cut,
+            )
+            _check_question(pair, (student, teacher), spans)
+            return pair
 
     def pairs(
         self, problems: Iterable[Problem], *, on_bad_row: StopOrSkip = "stop"
@@ -175,35 +200,9 @@ class PromptBuilder:
 
     def student_ids(self, question: str, *, thinking: bool | None = None) -> tuple[int, ...]:
         """Return the student's context of a bare question of any length, as evaluation asks it."""
-        problem = Problem(question)
         thinking = self.config.student_thinking if thinking is None else thinking
-        message = self._student_message(self._neutralise(question, problem))
-        return self._encode("student", message, thinking, problem).ids
-
-    def pair(self, problem: Problem, contexts: Contexts = _NO_CONTEXTS) -> PromptPair:
-        """Return the two contexts of `problem`; raise PromptError or AlignmentError if it cannot be used."""
-        draft = self._draft(problem)
-        student = self._encode("student", draft.student, self.config.student_thinking, problem, contexts)
-        if len(student.ids) > self.config.max_student_tokens:
-            raise PromptError(
-                f"{_name(problem)}: the student's context has {len(student.ids)} tokens, max_student_tokens = "
-                f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
-                "student_too_long",
-            )
-        teacher, message, cut = self._fit_teacher(draft, contexts)
-        spans = (student.span(draft.student.spans["question"]), teacher.span(message.spans["question"]))
-        pair = PromptPair(
-            problem=problem,
-            student_ids=student.ids,
-            teacher_ids=teacher.ids,
-            student_question=student.tokens(spans[0]),
-            teacher_question=teacher.tokens(spans[1]),
-            reference=teacher.tokens_touching(teacher.span(message.spans["reference"])),
-            neutralised=draft.neutralised,
-            solution_tokens_cut=cut,
-        )
-        _check_question(pair, (student, teacher), spans)
-        return pair
+        with _naming(Problem(question)):
+            return self._encode("student", self._student_message(self._neutralise(question)), thinking).ids
 
     def _encode_batch(self, problems: Iterable[Problem]) -> Contexts:
         """Tokenise the contexts of several problems in one call; leave out those that `pair` refuses."""
@@ -216,19 +215,19 @@ class PromptBuilder:
         return self._chat.encode_many(requests)
 
     def _draft(self, problem: Problem) -> _Draft:
-        question, original = self._neutralise(problem.question, problem), self._reference_texts(problem)
-        shown = {name: self._neutralise(text, problem) for name, text in original.items()}
+        question, original = self._neutralise(problem.question), self._reference_texts(problem)
+        shown = {name: self._neutralise(text) for name, text in original.items()}
         changed = (question, shown) != (problem.question, original)
         student, teacher = self._student_message(question), self._teacher_message(question, shown)
-        return _Draft(problem, question, shown, changed, student, teacher)
+        return _Draft(question, shown, changed, student, teacher)
 
     def _reference_texts(self, problem: Problem) -> dict[str, str]:
         """Return the texts that the reference shows, by field."""
         fields = self.config.reference_fields()
         if "answer" in fields and problem.answer is None:
             raise PromptError(
-                f"{_name(problem)}: there is no answer, which prompts.reference shows; name the answers' column in "
-                "columns.answer of these data, or skip the row",
+                "there is no answer, which prompts.reference shows; name the answers' column in columns.answer of "
+                "these data, or skip the row",
                 "no_answer",
             )
         texts = {"solution": problem.solution, "answer": problem.answer or ""}
@@ -253,43 +252,41 @@ class PromptBuilder:
                         f"prompts.{name} contains {control!r}, which the chat template uses between turns; remove it"
                     )
 
-    def _neutralise(self, text: str, problem: Problem) -> str:
+    def _neutralise(self, text: str) -> str:
         """Return a row's text without control strings, or refuse it as `imitation` says."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise PromptError(f"{_name(problem)}: not valid Unicode: {error}; repair or skip the row", "text") from None
+            raise PromptError(f"not valid Unicode: {error}; repair or skip the row", "text") from None
         control = self._chat.find_control_string(text)
         if control is None:
             return text
         if self.config.imitation == "refuse":
             at = text.index(control)
             raise PromptError(
-                f"{_name(problem)}: the text imitates the chat template with {control!r} in "
-                f"{text[max(at - 30, 0) : at + 50]!r}; remove it, or set imitation: neutralise",
+                f"the text imitates the chat template with {control!r} in {text[max(at - 30, 0) : at + 50]!r}; remove "
+                "it, or set imitation: neutralise",
                 "imitation",
             )
         return self._chat.neutralise(text)
 
-    def _encode(
-        self, role: Role, message: Message, thinking: bool, problem: Problem, contexts: Contexts = _NO_CONTEXTS
-    ) -> Encoded:
+    def _encode(self, role: Role, message: Message, thinking: bool, contexts: Contexts = _NO_CONTEXTS) -> Encoded:
         try:
             encoded = contexts.get((message.text, thinking)) or self._chat.encode(message.text, thinking=thinking)
         except PromptError as error:
-            raise PromptError(f"{_name(problem)}, {role}: {error}", error.reason) from error
+            raise PromptError(f"{role}'s context: {error}", error.reason) from error
         for name in ("question", "solution", "answer"):
             # A normaliser, or text that joins with its neighbours, can still make a control token.
             if name in message.spans and (
                 control := self._chat.find_control_token(encoded, encoded.span(message.spans[name]))
             ):
                 raise PromptError(
-                    f"{_name(problem)}: the {name} makes the tokenizer emit the control token {control!r}; "
-                    "remove that text or skip the row",
+                    f"the {name} makes the tokenizer emit the control token {control!r}; remove that text or skip the "
+                    "row",
                     "imitation",
                 )
         if role == "student" and not encoded.tokens(encoded.span(message.spans["question"])):
-            raise PromptError(f"{_name(problem)}: the question leaves no token; repair or skip the row", "text")
+            raise PromptError("the question leaves no token; repair or skip the row", "text")
         return encoded
 
     def _student_message(self, question: str) -> Message:
@@ -307,13 +304,11 @@ class PromptBuilder:
     def _fit_teacher(self, draft: _Draft, contexts: Contexts) -> tuple[Encoded, Message, int]:
         """Return the teacher's context within its limit, its message, and how many solution tokens were cut."""
         limit, policy, thinking = self.config.max_teacher_tokens, self.config.cut_solution, self.config.teacher_thinking
-        problem, message = draft.problem, draft.teacher
-        encoded = self._encode("teacher", message, thinking, problem, contexts)
+        message = draft.teacher
+        encoded = self._encode("teacher", message, thinking, contexts)
         if len(encoded.ids) <= limit:
             return encoded, message, 0
-        too_long = (
-            f"{_name(problem)}: the teacher's context has {len(encoded.ids)} tokens, max_teacher_tokens = {limit}"
-        )
+        too_long = f"the teacher's context has {len(encoded.ids)} tokens, max_teacher_tokens = {limit}"
         if "solution" not in draft.shown:
             raise PromptError(f"{too_long}, and there is no solution to cut; raise the limit", "teacher_too_long")
         if policy == "skip":
@@ -333,7 +328,7 @@ class PromptBuilder:
             if not solution.replace(CUT_MARK, "").strip():
                 raise PromptError(f"{too_long}, and nothing of its solution fits; raise the limit", "solution_too_long")
             message = self._teacher_message(draft.question, {**draft.shown, "solution": solution})
-            encoded = self._encode("teacher", message, thinking, problem)
+            encoded = self._encode("teacher", message, thinking)
         return encoded, message, len(spans) - keep
 
 
@@ -369,8 +364,8 @@ def _check_question(pair: PromptPair, contexts: tuple[Encoded, Encoded], spans: 
         for encoded, question in zip(contexts, positions, strict=True)
     ]
     raise AlignmentError(
-        f"{_name(pair.problem)}: token {broken} of the question is not the same in both contexts: the student reads "
-        f"{around[0]!r}, the teacher {around[1]!r}; put the same text, best a line break, on both sides of "
+        f"token {broken} of the question is not the same in both contexts: the student reads {around[0]!r}, the "
+        f"teacher {around[1]!r}; put the same text, best a line break, on both sides of "
         "{question} in prompts.student and prompts.teacher"
     )
 
@@ -380,5 +375,13 @@ def _text_around(encoded: Encoded, position: int) -> str:
     return encoded.text[max(start - 20, 0) : end + 20]
 
 
-def _name(problem: Problem) -> str:
-    return f"problem {problem.id!r}" if problem.id else f"problem {problem.question[:40]!r}"
+@contextmanager
+def _naming(problem: Problem) -> Iterator[None]:
+    """Put the problem's name before the message of an error."""
+    name = f"problem {problem.id!r}" if problem.id else f"problem {problem.question[:40]!r}"
+    try:
+        yield
+    except PromptError as error:
+        raise PromptError(f"{name}: {error}", error.reason) from error
+    except AlignmentError as error:
+        raise AlignmentError(f"{name}: {error}") from error

@@ -11,7 +11,7 @@ A validation set is tried before the first step: a question that cannot be asked
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Account:
         """The account as JSON types."""
         prompts = {"skipped": dict(self.prompts.skipped), "first": self.prompts.skipped_ids}
         faults = [str(fault) for fault in self.data.faults]
-        return self.data.to_dict() | {"faults": faults, "prompts": prompts, "digest": self.digest}
+        return asdict(self.data) | {"faults": faults, "prompts": prompts, "digest": self.digest}
 
     def __str__(self) -> str:
         if not self.prompts.skipped:

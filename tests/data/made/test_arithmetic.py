@@ -24,11 +24,11 @@ def problems():
 def test_answers_are_what_the_questions_say(problems):
     for problem in problems["validation"] + problems["test"]:
         first = re.match(r"Start with (\d+)\. ", problem.question)
-        asked = re.findall(r"(Add|Subtract|Multiply by) (\d+)\.", problem.question)
+        operations = re.findall(r"(Add|Subtract|Multiply by) (\d+)\.", problem.question)
         assert first
-        assert len(asked) == 4
+        assert len(operations) == 4
         number = int(first[1])
-        for word, other in asked:
+        for word, other in operations:
             number = WORDS[word](number, int(other))
             assert 0 < number <= 5000
         assert problem.answer == str(number)
@@ -39,11 +39,11 @@ def test_every_step_of_a_solution_is_right_and_goes_on_from_the_last(problems):
     for problem in problems["train"]:
         begin, *steps = problem.solution.partition("\n\n")[0].split("\n")
         number = int(begin.removeprefix("1. Start with ").removesuffix("."))
-        for place, line in enumerate(steps, 2):
-            found = re.fullmatch(rf"{place}\. [A-Z][a-z ]+ (\d+): \\\((\d+) (\S+) (\d+) = (\d+)\\\)\.", line)
-            assert found, line
-            told, left, sign, right, result = found.groups()
-            assert (int(left), told) == (number, right)
+        for position, line in enumerate(steps, 2):
+            match = re.fullmatch(rf"{position}\. [A-Z][a-z ]+ (\d+): \\\((\d+) (\S+) (\d+) = (\d+)\\\)\.", line)
+            assert match, line
+            operand, left, sign, right, result = match.groups()
+            assert (int(left), operand) == (number, right)
             number = SIGNS[sign](number, int(right))
             assert int(result) == number
         assert str(number) == problem.answer
@@ -52,7 +52,7 @@ def test_every_step_of_a_solution_is_right_and_goes_on_from_the_last(problems):
 def test_no_problem_is_in_two_splits(problems):
     questions = [problem.question for split in problems.values() for problem in split]
     assert len(set(questions)) == len(questions) == sum(arithmetic.SIZES.values())
-    assert {split: len(found) for split, found in problems.items()} == arithmetic.SIZES
+    assert {split: len(rows) for split, rows in problems.items()} == arithmetic.SIZES
 
 
 def test_they_are_those_of_the_records_in_results(problems):

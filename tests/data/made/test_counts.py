@@ -22,25 +22,25 @@ RULES = {
 
 def read(question):
     """The answer, from the text alone; shares no code with the package."""
-    rule, *statements, asked = re.split(r"(?<=\.) ", question)
+    rule, *statements, query = re.split(r"(?<=\.) ", question)
     item = re.search(r"whoever gets (\w+)", rule)[1]
     apply, amount = next(
-        (function, int(found[1])) for pattern, function in RULES.items() if (found := re.search(pattern, rule))
+        (function, int(match[1])) for pattern, function in RULES.items() if (match := re.search(pattern, rule))
     )
     made = {}
     for text in statements:
-        if found := re.fullmatch(rf"(\w+) starts with (\d+) {item}\.", text):
-            made[found[1]] = lambda count=int(found[2]): count
-        elif found := re.fullmatch(rf"(\w+) gets (\d+) (more|fewer) {item} than (\w+)\.", text):
-            sign = 1 if found[3] == "more" else -1
-            made[found[1]] = lambda s=found[4], k=sign * int(found[2]): apply(made[s]() + k, amount)
-        elif found := re.fullmatch(rf"(\w+) gets twice as many {item} as (\w+)\.", text):
-            made[found[1]] = lambda s=found[2]: apply(made[s]() * 2, amount)
-        elif found := re.fullmatch(rf"(\w+) gets as many {item} as (\w+) and (\w+) together\.", text):
-            made[found[1]] = lambda s=found[2], o=found[3]: apply(made[s]() + made[o](), amount)
+        if match := re.fullmatch(rf"(\w+) starts with (\d+) {item}\.", text):
+            made[match[1]] = lambda count=int(match[2]): count
+        elif match := re.fullmatch(rf"(\w+) gets (\d+) (more|fewer) {item} than (\w+)\.", text):
+            sign = 1 if match[3] == "more" else -1
+            made[match[1]] = lambda s=match[4], k=sign * int(match[2]): apply(made[s]() + k, amount)
+        elif match := re.fullmatch(rf"(\w+) gets twice as many {item} as (\w+)\.", text):
+            made[match[1]] = lambda s=match[2]: apply(made[s]() * 2, amount)
+        elif match := re.fullmatch(rf"(\w+) gets as many {item} as (\w+) and (\w+) together\.", text):
+            made[match[1]] = lambda s=match[2], o=match[3]: apply(made[s]() + made[o](), amount)
         else:
             assert item not in text, text
-    return made[re.fullmatch(rf"How many {item} does (\w+) have in the end\?", asked)[1]]()
+    return made[re.fullmatch(rf"How many {item} does (\w+) have in the end\?", query)[1]]()
 
 
 @given(st.sampled_from(SPLITS), st.integers(0, 10**6), st.sampled_from(LEVELS))
@@ -69,7 +69,7 @@ def test_every_rule_is_needed():
 
 def test_splits_share_no_problem_whatever_the_order_of_statements():
     keys = {split: {puzzle.key for puzzle in make_puzzles(split, 300, 5)} for split in SPLITS}
-    assert all(len(found) == 300 for found in keys.values())
+    assert all(len(own) == 300 for own in keys.values())
     assert len(set().union(*keys.values())) == 300 * len(SPLITS)
     for split in SPLITS:
         assert {puzzle.split for puzzle in make_puzzles(split, 40, 6)} == {split}
@@ -102,8 +102,8 @@ def test_problems_go_through_the_data_loader():
 
 def test_the_task_needs_no_torch():
     code = "import sys, opasd.data.made.counts; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "[]"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert imported.strip() == "[]"
 
 
 @pytest.mark.parametrize(("split", "level"), [("dev", None), ("test", 0), ("test", 5)])
