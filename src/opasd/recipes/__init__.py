@@ -67,8 +67,8 @@ def recipe_names() -> list[str]:
 
 @cache
 def _packaged() -> dict[str, Path]:
-    stems = {group: sorted(path.stem for path in (FOLDER / group).glob("*.yaml")) for group in GROUPS}
-    return {stem: FOLDER / group / f"{stem}.yaml" for group in GROUPS for stem in stems[group]}
+    paths = (path for group in GROUPS for path in sorted((FOLDER / group).glob("*.yaml"), key=lambda path: path.stem))
+    return {path.stem: path for path in paths}
 
 
 def load_recipe(name_or_file: str | None) -> Recipe:

@@ -93,7 +93,8 @@ def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotat
         case "extra_forbidden":
             return f"unknown key; {suggestion(keys[-1], section, keys[:-1])}"
         case "literal_error":
-            words = [str(word) for part in (annotation, *get_args(annotation)) for word in _words(part)]
+            literals = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
+            words = [str(word) for kind in literals for word in get_args(kind)]
             hint = closest(str(fault["input"]), words, 0.5)
             return f"{got}; use one of {', '.join(words)}" + (f" ({hint})" if hint else "")
         case "value_error":
@@ -105,12 +106,7 @@ def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotat
         case "list_type" | "tuple_type":
             return f"{got}; give a list such as [a, b]"
         case _:
-            message = str(fault["msg"])
-            return f"{got}; it must be {message.removeprefix('Input should be ')}"
-
-
-def _words(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
+            return f"{got}; it must be {str(fault['msg']).removeprefix('Input should be ')}"
 
 
 def _show(value: object) -> str:

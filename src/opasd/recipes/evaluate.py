@@ -56,14 +56,12 @@ class EvaluateConfig(Section):
     def flags(self) -> list[str]:
         """Return the same options on the command line of `opasd evaluate`."""
         words: list[str] = []
-        for name in type(self).model_fields:
-            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+        for name, value in self:
+            flag = f"--{name.replace('_', '-')}"
             if value is None or value == ():
                 continue
-            if name == "thinking":
-                words.append(flag if value else "--no-thinking")
-            elif name == "server":
-                words += [word for url in value for word in (flag, url)]
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{flag[2:]}")
             else:
                 words += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
         return words
@@ -75,6 +73,8 @@ def to_evaluate(values: Mapping[str, Any], where: str) -> EvaluateConfig:
 
 
 TemplateValue = str | int | bool
+_BOOLEANS = {"true": True, "false": False}
+_WHOLE_NUMBER = re.compile("-?[0-9]+")
 
 
 def template_option(name: str, value: TemplateValue) -> str:
@@ -101,7 +101,3 @@ def parse_template_option(text: str) -> tuple[str, TemplateValue]:
         raise ConfigError(
             f"--template-option: expected a number, or a text in quotes as in JSON, got {text!r:.80}"
         ) from None
-
-
-_BOOLEANS = {"true": True, "false": False}
-_WHOLE_NUMBER = re.compile("-?[0-9]+")

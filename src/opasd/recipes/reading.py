@@ -5,9 +5,9 @@ It reads what a configuration needs: text, numbers, true, false, null, lists, an
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -56,10 +56,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _add_scalar(kind: str, pattern: str, first: list[str], convert: Any) -> None:
-    tag = f"tag:yaml.org,2002:{kind}"
-    _Loader.add_implicit_resolver(tag, re.compile(rf"(?:{pattern})\Z"), first)
-    _Loader.add_constructor(tag, lambda loader, node: convert(loader.construct_scalar(cast("yaml.ScalarNode", node))))
+def _scalar_constructor(convert: Callable[[str], Any]) -> Callable[[_Loader, Any], Any]:
+    return lambda loader, node: convert(loader.construct_scalar(node))
 
 
 def _style(text: str) -> str | None:
@@ -70,7 +68,9 @@ def _style(text: str) -> str | None:
 
 
 for _kind, (_pattern, _first, _convert) in _SCALARS.items():
-    _add_scalar(_kind, _pattern, _first, _convert)
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), _first)
+    _Loader.add_constructor(_tag, _scalar_constructor(_convert))
 _Dumper.add_representer(
     str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text))
 )
