@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from opasd.errors import ConfigError
@@ -48,16 +49,16 @@ class Processes:
 
     def announce(self, folder: Path | None) -> None:
         """Tell the other processes the folder that the first one has made, or None if it could not make one."""
-        if self.world > 1 and _has_store():
-            _store().set(_key(), json.dumps(None if folder is None else str(folder.absolute())))
+        if self.world > 1 and (store := _store()):
+            store.set("folder", json.dumps(None if folder is None else str(folder.absolute())))
 
     def wait_for_folder(self, expected: Path | None, ready: Callable[[Path], bool]) -> Path | None:
         """Wait until the first process has announced its folder and return it, or None if there will be none.
 
         Without torchrun's store, wait until the `expected` folder is `ready`.
         """
-        if _has_store():
-            answer = json.loads(_store().get(_key()))
+        if store := _store():
+            answer = json.loads(store.get("folder"))
             return None if answer is None else Path(answer)
         if expected is None:
             raise ConfigError("this launcher has no store in which processes can agree on a name; give --name")
@@ -105,19 +106,12 @@ def _hand_on(number: int, meeting: Path, launcher: "subprocess.Popen[bytes]") ->
         launcher.send_signal(number)
 
 
-def _has_store() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _key() -> str:
-    return f"opasd/folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
 def _store():
-    """The store that torchrun keeps for its processes, which accelerate uses too."""
-    from datetime import timedelta
+    """Return the store that torchrun and accelerate keep for the processes of a launch, None under other launchers."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_WAIT_S))
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_WAIT_S))
+    return PrefixStore(f"opasd/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

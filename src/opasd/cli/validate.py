@@ -85,13 +85,8 @@ def _page(config: RunConfig, result: dict[str, Any]) -> str:
 
 
 def _source(load: dict[str, Any]) -> str:
-    match load["kind"]:
-        case "embedded":
-            return f"{load['source']}, embedded"
-        case "hub":
-            where = "in the cache" if load["cached"] else "to be fetched"
-            return f"{load['source']} on the hub, revision {load['revision'] or 'newest'}, {where}"
-        case "missing":
-            return f"{load['source']}: not found"
-        case kind:
-            return f"{load['source']} ({kind} here)"
+    if load["kind"] == "hub":
+        where = "in the cache" if load["cached"] else "to be fetched"
+        return f"{load['source']} on the hub, revision {load['revision'] or 'newest'}, {where}"
+    texts = {"embedded": ", embedded", "missing": ": not found"}
+    return load["source"] + texts.get(load["kind"], f" ({load['kind']} here)")
