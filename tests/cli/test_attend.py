@@ -14,10 +14,10 @@ from tests.evaluation.lab import make_adapter
 
 
 def config(tmp_path) -> RunConfig:
-    found = load_recipe("lab").config()
-    small = found.train.model_copy(update={"max_steps": 1, "save_steps": 1, "per_device_train_batch_size": 2})
-    data = found.data.model_copy(update={"sample": 16})
-    return found.model_copy(
+    record = load_recipe("lab").config()
+    small = record.train.model_copy(update={"max_steps": 1, "save_steps": 1, "per_device_train_batch_size": 2})
+    data = record.data.model_copy(update={"sample": 16})
+    return record.model_copy(
         update={
             "train": small,
             "data": data,
@@ -41,11 +41,11 @@ def test_a_run_before_and_after(tmp_path, capsys):
     capsys.readouterr()
     assert main(["attend", str(folder.path), "--problem", "1", "2", "--max-new-tokens", "12"]) == 0
     assert capsys.readouterr().out == f"{folder.path / 'attention' / 'problem-1-2.html'}\n"
-    found = json.loads((folder.path / "attention" / "problem-2.json").read_text())
-    assert is_record(found)
-    assert [view["stage"] for view in found["views"]] == ["before", "after"]
-    assert found["views"][0]["divergence"] != found["views"][1]["divergence"]
-    assert len(found["views"][0]["divergence"]) <= 12
+    record = json.loads((folder.path / "attention" / "problem-2.json").read_text())
+    assert is_record(record)
+    assert [view["stage"] for view in record["views"]] == ["before", "after"]
+    assert record["views"][0]["divergence"] != record["views"][1]["divergence"]
+    assert len(record["views"][0]["divergence"]) <= 12
     assert len(read_run(folder.path).attention) == 2
     assert main(["report", str(folder.path), "--out", str(tmp_path / "report")]) == 0
     assert "Where they look" in (tmp_path / "report" / "report.html").read_text()
@@ -62,18 +62,18 @@ def test_a_run_whose_adapter_is_cut(tmp_path, capsys):
 def test_what_is_not_ours_is_not_overwritten(tmp_path, capsys):
     folder = RunFolder.create(config(tmp_path), "run")
     train(folder.config, folder.path)
-    mine = tmp_path / "problem-1.json"
+    file = tmp_path / "problem-1.json"
     for content in ("mine", "{}", "[" * 100_000):
-        mine.write_text(content)
+        file.write_text(content)
         capsys.readouterr()
         assert main(["attend", str(folder.path), "--output", str(tmp_path / "page.html"), "--max-new-tokens", "5"]) == 2
         assert "problem-1.json exists and is no record of ours" in capsys.readouterr().err
-        assert mine.read_text() == content
+        assert file.read_text() == content
         assert not (tmp_path / "page.html").exists()
-    mine.unlink()
+    file.unlink()
     for _ in range(2):  # its own is replaced
         assert main(["attend", str(folder.path), "--output", str(tmp_path / "page.html"), "--max-new-tokens", "5"]) == 0
-    assert is_record(json.loads(mine.read_text()))
+    assert is_record(json.loads(file.read_text()))
 
 
 def test_what_does_not_fit_the_context_is_one_message(tmp_path, capfd, monkeypatch):
@@ -81,14 +81,14 @@ def test_what_does_not_fit_the_context_is_one_message(tmp_path, capfd, monkeypat
     (tmp_path / "long").write_text("1 2 3 " * 800)
     assert main(["attend", "lab", "--completion", "long"]) == 2
     said = capfd.readouterr()
-    told = re.fullmatch(
+    match = re.fullmatch(
         r"error: --completion: the text has 24\d\d tokens, of which at most (\d+) fit the model's context of 1024 "
         r"beside the problem and its solution; give a shorter one\n",
         said.err,
     )
-    assert told, said.err
+    assert match, said.err
     assert list(tmp_path.glob("*.html")) == []
-    for count, code in ((int(told[1]), 0), (int(told[1]) + 1, 2)):
+    for count, code in ((int(match[1]), 0), (int(match[1]) + 1, 2)):
         (tmp_path / "text").write_text(" ".join("1" * count))
         assert main(["attend", "lab", "--completion", "text", "--output", "page.html"]) == code
     (tmp_path / "d.jsonl").write_text(json.dumps({"problem": "1", "solution": " ".join("1" * 1200), "answer": "1"}))
@@ -104,9 +104,9 @@ def test_an_answer_is_sampled_within_the_context(tmp_path, monkeypatch):
     monkeypatch.setattr("opasd.report.attend.stop_ids", lambda *_: frozenset())
     (tmp_path / "d.jsonl").write_text(json.dumps({"problem": "1", "solution": " ".join("1" * 800), "answer": "1"}))
     assert main(["attend", "lab", "--data", "d.jsonl", "--max-new-tokens", "5000", "--output", "page.html"]) == 0
-    [found] = json.loads(re.search(r'id="attention-data">(.*?)</script>', (tmp_path / "page.html").read_text())[1])
-    assert len(found["teacher"]["tokens"]) == 1024
-    assert len(found["seen"]["shared"]) == 1024 - found["teacher"]["prompt"] < 200
+    [record] = json.loads(re.search(r'id="attention-data">(.*?)</script>', (tmp_path / "page.html").read_text())[1])
+    assert len(record["teacher"]["tokens"]) == 1024
+    assert len(record["seen"]["shared"]) == 1024 - record["teacher"]["prompt"] < 200
 
 
 def test_mistakes(tmp_path, capsys):

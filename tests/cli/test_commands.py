@@ -90,9 +90,9 @@ def test_validate_knows_what_an_evaluation_can_be_told(opasd: CommandLine) -> No
 def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
     (opasd.folder / "d.jsonl").write_text('{"problem": "p", "solution": "s"}\n' * 128 + "\n")
     code, text, _ = opasd("validate", "--data.source", "d.jsonl", "--json")
-    found = json.loads(text)
+    shown = json.loads(text)
     assert code == 0
-    assert (found["batch"]["problems_at_most"], found["batch"]["epochs_at_least"]) == (128, 100)
+    assert (shown["batch"]["problems_at_most"], shown["batch"]["epochs_at_least"]) == (128, 100)
     for rows, known in (("64:", 64), (":32", 32), ("100:500", 28), (":", 128)):
         _, text, _ = opasd("validate", "--data.source", "d.jsonl", "--data.rows", rows, "--json")
         assert json.loads(text)["batch"]["problems_at_most"] == known
@@ -244,9 +244,9 @@ def test_a_copied_recipe_still_finds_what_it_extends(opasd: CommandLine) -> None
 
 @pytest.mark.parametrize("command", [["evaluate"], ["report"], ["sweep"], ["train", "--resume"], ["recipes", "show"]])
 def test_a_path_that_cannot_be_is_a_mistake(opasd: CommandLine, command: list[str]) -> None:
-    told = opasd.refuses(*command, "a" * 300 + ".yaml")
-    assert "cannot be read or written (File name too long)" in told
-    assert len(told) < 600
+    refused = opasd.refuses(*command, "a" * 300 + ".yaml")
+    assert "cannot be read or written (File name too long)" in refused
+    assert len(refused) < 600
 
 
 def test_the_demo_refuses_a_seed_before_it_makes_anything(opasd: CommandLine) -> None:
@@ -256,11 +256,11 @@ def test_the_demo_refuses_a_seed_before_it_makes_anything(opasd: CommandLine) ->
 
 def test_env_tells_versions_devices_and_what_is_missing(opasd: CommandLine) -> None:
     code, text, _ = opasd("env", "--json")
-    found = json.loads(text)
+    shown = json.loads(text)
     assert code == 0
-    assert found["versions"]["transformers"]
-    assert found["devices"][0]["kind"] == "cpu"
-    assert all(found["versions"][name] is None for name in found["missing"])
+    assert shown["versions"]["transformers"]
+    assert shown["devices"][0]["kind"] == "cpu"
+    assert all(shown["versions"][name] is None for name in shown["missing"])
 
 
 def test_a_package_that_is_missing_is_named() -> None:

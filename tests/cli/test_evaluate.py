@@ -81,12 +81,12 @@ def test_base_and_runs_at_several_budgets(here: Path, capfd: pytest.CaptureFixtu
     assert text.splitlines()[0].startswith("| benchmark | budget | target | Avg@2")
     assert text.count("| lab ") == 6
     (folder,) = (here / "evaluations").iterdir()
-    found = json.loads((folder / "evaluation.json").read_text())
-    assert (found["schema"], list(found["targets"])) == (1, ["base", "a", "b"])
-    assert json.loads((here / "runs" / "b" / "evaluations" / f"{folder.name}.json").read_text()) == found
+    record = json.loads((folder / "evaluation.json").read_text())
+    assert (record["schema"], list(record["targets"])) == (1, ["base", "a", "b"])
+    assert json.loads((here / "runs" / "b" / "evaluations" / f"{folder.name}.json").read_text()) == record
     assert evaluate(*args, "--json") == 0
     again = json.loads(capfd.readouterr().out)
-    assert again["results"] == found["results"]
+    assert again["results"] == record["results"]
     assert evaluate(*args, "--seed", "1", "--output", str(folder)) == 2
     refused = capfd.readouterr().err
     assert refused.startswith(f"error: {folder} holds samples of other settings: profile is")
@@ -154,8 +154,8 @@ def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture
             assert evaluate(*args) == 0
         finally:
             process.kill()
-    found = json.loads(capfd.readouterr().out)
-    assert [result["target"] for result in found["results"]] == ["lab", "trained"]
+    record = json.loads(capfd.readouterr().out)
+    assert [result["target"] for result in record["results"]] == ["lab", "trained"]
     (folder,) = (here / "evaluations").iterdir()
     drawn: dict[str, list[tuple[int, ...]]] = {"lab": [], "trained": []}
     for sample in SampleFile(folder / "samples.jsonl"):
@@ -165,9 +165,11 @@ def test_servers_are_given_the_adapters(here: Path, capfd: pytest.CaptureFixture
 
 
 def test_a_server_that_gives_tokens_of_no_vocabulary(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    odd = [{"model": "base", "choices": [{"token_ids": [token], "finish_reason": "stop"}]} for token in (10**12, 5000)]
+    answers = [
+        {"model": "base", "choices": [{"token_ids": [token], "finish_reason": "stop"}]} for token in (10**12, 5000)
+    ]
     with Process() as sound, Process() as mad:
-        mad.set(faults=odd * 50)
+        mad.set(faults=answers * 50)
         sound.hold()  # or it has answered all before the other is asked
         servers = ["--server", sound.url, "--server", mad.url]
         with released(sound, once=lambda: mad.received(1)):
@@ -207,15 +209,15 @@ def test_a_folder_in_use_or_damaged_is_refused(here: Path, capfd: pytest.Capture
 def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(
     here: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    mine = here / "mine"
-    mine.mkdir()
-    (mine / name).write_text('{"problem": "What is 2 + 2?", "answer": "4"}\n')
+    folder = here / "mine"
+    folder.mkdir()
+    (folder / name).write_text('{"problem": "What is 2 + 2?", "answer": "4"}\n')
     assert evaluate("lab", "--problems", "1", "--max-new-tokens", "2", "--output", "mine") == 2
-    told = capfd.readouterr().err
-    assert told.startswith(f"error: mine{'/' if 'settings' in name else ' has '}{name}")
-    assert told.endswith("give a new --output\n")
-    assert [path.name for path in mine.iterdir() if not path.name.startswith(".")] == [name]
-    assert (mine / name).read_text() == '{"problem": "What is 2 + 2?", "answer": "4"}\n'
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: mine{'/' if 'settings' in name else ' has '}{name}")
+    assert error.endswith("give a new --output\n")
+    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [name]
+    assert (folder / name).read_text() == '{"problem": "What is 2 + 2?", "answer": "4"}\n'
 
 
 def test_a_folder_without_samples_takes_other_settings(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -227,8 +229,8 @@ def test_a_folder_without_samples_takes_other_settings(here: Path, capfd: pytest
     assert most
     assert evaluate(*args, f"20,{int(most[1]) + 1}") == 2
     assert evaluate(*args, f"20,{most[1]}", "--json") == 0
-    found = json.loads(capfd.readouterr().out)
-    assert [result["budget"] for result in found["results"]] == [20, int(most[1])]
+    record = json.loads(capfd.readouterr().out)
+    assert [result["budget"] for result in record["results"]] == [20, int(most[1])]
     assert evaluate(*args, "20,30") == 2
     assert "holds samples of other settings" in capfd.readouterr().err
 
@@ -276,6 +278,6 @@ def test_differences_are_against_the_first_given_whatever_the_folder_has_had(her
     few = ["--problems", "1", "--samples", "1", "--max-new-tokens", "2", "--output", "e"]
     for targets, first in ((["lab"], "lab"), (["runs/a", "lab"], "a"), (["lab"], "lab")):
         assert evaluate(*targets, *few) == 0
-        found = json.loads((here / "e" / "evaluation.json").read_text())
-        assert {one["against"] for one in found["differences"]} <= {first}
-        assert found["results"][0]["target"] == first
+        record = json.loads((here / "e" / "evaluation.json").read_text())
+        assert {difference["against"] for difference in record["differences"]} <= {first}
+        assert record["results"][0]["target"] == first

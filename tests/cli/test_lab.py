@@ -21,8 +21,10 @@ def test_problems_load_with_the_default_columns(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "lab.jsonl"
     path.write_text(text)
     wanted = make_problems("train", 3, 0)
-    found = [Problem(p.question, p.solution, p.answer, q.id) for p, q in zip(load_problems(path), wanted, strict=True)]
-    assert found == wanted
+    read_back = [
+        Problem(p.question, p.solution, p.answer, q.id) for p, q in zip(load_problems(path), wanted, strict=True)
+    ]
+    assert read_back == wanted
     assert [json.loads(line)["id"] for line in text.splitlines()] == [problem.id for problem in wanted]
 
 

@@ -58,8 +58,8 @@ def probed(judged):
 
 
 def test_the_page_says_what_the_file_holds(probed):
-    page, _, found = probed
-    summary, rows = found["summary"], found["rows"]
+    page, _, record = probed
+    summary, rows = record["summary"], record["rows"]
     lines = {line[:40].strip(): line[40:] for line in page.splitlines()}
     first = re.compile(r"\s*(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\]")
 
@@ -102,8 +102,8 @@ def test_the_page_says_what_the_file_holds(probed):
 
 
 def test_the_figures_are_those_of_the_rows(probed):
-    *_, found = probed
-    summary, rows, teacher = found["summary"], found["rows"], found["teacher_rows"]
+    *_, record = probed
+    summary, rows, teacher = record["summary"], record["rows"], record["teacher_rows"]
     names = ("divergence", "top_share", "clipped", "attention_divergence", "solution_mass")
     for name in names:
         assert summary[name]["mean"] == pytest.approx(by_problem(rows, name))
@@ -132,8 +132,8 @@ def test_the_figures_are_those_of_the_rows(probed):
 
 
 def test_the_tenths_of_the_file_are_those_of_its_rows(probed):
-    *_, found = probed
-    summary, rows, teacher = found["summary"], found["rows"], found["teacher_rows"]
+    *_, record = probed
+    summary, rows, teacher = record["summary"], record["rows"], record["teacher_rows"]
     for row in rows:
         assert set(row["tenths"]) == {"log_ratio", "divergence", "attention_divergence", "control"}
         for name, sums in row["tenths"].items():
@@ -145,8 +145,8 @@ def test_the_tenths_of_the_file_are_those_of_its_rows(probed):
     assert summary["tenths"]["log_ratio"]["problems"] == len(both) > 1
     for name, kind in itertools.product(("log_ratio", "attention_divergence"), (True, False)):
         for number in range(10):
-            kept = [r | {"nats": r["tenths"][name][number]} for r in finished if r["problem"] in both]
-            expected = by_problem(kept, "nats", lambda row, kind=kind: row["correct"] is kind)
+            tenth_rows = [r | {"nats": r["tenths"][name][number]} for r in finished if r["problem"] in both]
+            expected = by_problem(tenth_rows, "nats", lambda row, kind=kind: row["correct"] is kind)
             assert summary["tenths"][name]["right" if kind else "wrong"][number] == pytest.approx(expected)
     # What was read from the file says what was printed.
     student = [[Trajectory(**row) for row in rows[start : start + 3]] for start in range(0, 36, 3)]
@@ -154,42 +154,42 @@ def test_the_tenths_of_the_file_are_those_of_its_rows(probed):
 
 
 def test_the_control_is_the_same_answer_with_another_problems_solution(judged):
-    (*_, found), ((own, _), (controls, readings)) = judged
-    for row, mine, control, reading in zip(found["rows"], own, controls, readings, strict=True):
+    (*_, record), ((own, _), (controls, readings)) = judged
+    for row, own_sample, control, reading in zip(record["rows"], own, controls, readings, strict=True):
         assert row["control"] == pytest.approx(statistics.fmean(reading["log_ratio"]))
-        assert mine.pair.problem.id == control.pair.problem.id == row["problem"]
-        assert (control.completion_ids, control.student_ids) == (mine.completion_ids, mine.student_ids)
-        assert control.pair.problem.answer != mine.pair.problem.answer
-        assert control.pair.problem.solution in {one.pair.problem.solution for one in own}
+        assert own_sample.pair.problem.id == control.pair.problem.id == row["problem"]
+        assert (control.completion_ids, control.student_ids) == (own_sample.completion_ids, own_sample.student_ids)
+        assert control.pair.problem.answer != own_sample.pair.problem.answer
+        assert control.pair.problem.solution in {sample.pair.problem.solution for sample in own}
 
 
 def test_the_control_on_the_page_is_that_of_the_rows(probed):
-    out, _, found = probed
-    summary = found["summary"]
+    out, _, record = probed
+    summary = record["summary"]
     assert summary["own_adds"]["mean"] == pytest.approx(
         summary["preference"]["mean"] - summary["control_preference"]["mean"]
     )
     # Another problem's solution is something else to read, and no surprise where this one's was none.
-    assert all(row["control"] != row["log_ratio"] for row in found["rows"])
+    assert all(row["control"] != row["log_ratio"] for row in record["rows"])
     assert re.search(r"  with another problem's reference +[01]\.\d+ \[.*\] +its own adds -?0\.\d+ \[", out)
 
 
 def test_the_file_says_what_was_asked_and_where(probed):
-    _, said, found = probed
-    assert found["settings"]["config"]["rollout"]["max_new_tokens"] == 48
-    assert found["settings"]["config"]["objective"]["attention_weight"] == 0  # and yet it was measured
-    assert (found["settings"]["source"], found["settings"]["problems"], found["settings"]["samples"]) == (
+    _, said, record = probed
+    assert record["settings"]["config"]["rollout"]["max_new_tokens"] == 48
+    assert record["settings"]["config"]["objective"]["attention_weight"] == 0  # and yet it was measured
+    assert (record["settings"]["source"], record["settings"]["problems"], record["settings"]["samples"]) == (
         "lab-opsd",
         12,
         3,
     )
-    assert found["environment"]["versions"]["torch"]
+    assert record["environment"]["versions"]["torch"]
     assert "36/36" in said
     assert "found.json" in said
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     """A tiny random model and problems that it never solves."""
     monkeypatch.chdir(tmp_path)
     make_model().save_pretrained(tmp_path / "model")
@@ -205,31 +205,37 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_no_problem_with_both_is_said_plainly(place, capsys):
+def test_no_problem_with_both_is_said_plainly(workspace, capsys):
     assert main(["probe", "tiny.yaml", "--problems", "40", "--samples", "2", "--json", "f.json"]) == 0
     said = capsys.readouterr()
     assert "there is no preference; give more --problems or --samples" in said.out.splitlines()[-1]
     assert re.search(r"preference for right over wrong +– +no problem has both\n +with another.* –\n", said.out)
     assert "in each tenth" not in said.out
     assert "40 problems were asked for; data has 16" in said.err
-    found = json.loads((place / "f.json").read_text())
-    assert (found["summary"]["preference"], found["summary"]["late"]) == (None, None)
-    assert all(row["tenths"] == {} for row in found["rows"])  # four tokens
-    assert sorted(path.name for path in place.iterdir()) == ["f.json", "model", "open.jsonl", "sums.jsonl", "tiny.yaml"]
+    record = json.loads((workspace / "f.json").read_text())
+    assert (record["summary"]["preference"], record["summary"]["late"]) == (None, None)
+    assert all(row["tenths"] == {} for row in record["rows"])  # four tokens
+    assert sorted(path.name for path in workspace.iterdir()) == [
+        "f.json",
+        "model",
+        "open.jsonl",
+        "sums.jsonl",
+        "tiny.yaml",
+    ]
     assert main(["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--train.seed", "5"]) == 0
     assert capsys.readouterr().out.endswith("there is no preference; give --samples 2 or more.\n")
 
 
-def test_the_same_seed_gives_the_same_answers(place, capsys):
+def test_the_same_seed_gives_the_same_answers(workspace, capsys):
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         assert main(["probe", "tiny.yaml", "--problems", "3", "--train.seed", seed, "--json", f"{name}.json"]) == 0
-    a, b, c = (json.loads((place / f"{name}.json").read_text())["rows"] for name in "abc")
+    a, b, c = (json.loads((workspace / f"{name}.json").read_text())["rows"] for name in "abc")
     assert a == b
     assert [row["log_ratio"] for row in a] != [row["log_ratio"] for row in c]
     assert len({row["log_ratio"] for row in a}) > 6  # samples of a problem are not one another's copies
 
 
-def test_an_engine_with_weights_of_its_own_is_asked_and_checked(place, capsys):
+def test_an_engine_with_weights_of_its_own_is_asked_and_checked(workspace, capsys):
     """A server, its tokens taken as they are; its log-probabilities are not this model's."""
     server = Path(__file__).parents[1] / "rollout" / "vllm" / "fake_server.py"
     with subprocess.Popen([sys.executable, str(server), "0"], stdout=subprocess.PIPE, text=True) as process:
@@ -243,9 +249,9 @@ def test_an_engine_with_weights_of_its_own_is_asked_and_checked(place, capsys):
             assert main([*words, "--rollout.drift.every", "0"]) == 0
         finally:
             process.kill()
-    found = json.loads((place / "served.json").read_text())
-    assert len(found["rows"]) == 6
-    assert len(found["teacher_rows"]) == 3
+    record = json.loads((workspace / "served.json").read_text())
+    assert len(record["rows"]) == 6
+    assert len(record["teacher_rows"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -268,16 +274,16 @@ def test_an_engine_with_weights_of_its_own_is_asked_and_checked(place, capsys):
         (["tiny.yaml", "--train.max-steps", "0"], "train.max_steps"),
     ],
 )
-def test_mistakes_are_one_message(place, capsys, words, message):
-    before = sorted(place.iterdir())
+def test_mistakes_are_one_message(workspace, capsys, words, message):
+    before = sorted(workspace.iterdir())
     assert main(["probe", *words]) == 2
     said = capsys.readouterr()
     assert message in said.err
     assert said.out == ""
-    assert sorted(place.iterdir()) == before
+    assert sorted(workspace.iterdir()) == before
 
 
-def test_a_launch_of_many_processes_is_refused(place, capsys, monkeypatch):
+def test_a_launch_of_many_processes_is_refused(workspace, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["probe", "lab"]) == 2
     assert "one process, got a launch of 4; run it without a launcher" in capsys.readouterr().err

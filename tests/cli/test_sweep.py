@@ -44,10 +44,10 @@ TRAIN = ("sweep", "three.yaml", "--no-evaluation")
 @pytest.fixture
 def three(tmp_path: Path) -> CommandLine:
     """The command line with a sweep of three runs, whose training does what RUNS says of each."""
-    found = CommandLine(tmp_path, STAND_IN)
+    command_line = CommandLine(tmp_path, STAND_IN)
     (tmp_path / "three.yaml").write_text(SWEEP)
-    found.environment.pop("OMP_NUM_THREADS", None)
-    return found
+    command_line.environment.pop("OMP_NUM_THREADS", None)
+    return command_line
 
 
 def runs(**what: str) -> str:

@@ -120,7 +120,7 @@ def test_what_was_short_of_memory_beside_others_is_made_alone_at_the_end(tmp_pat
     assert f"a: out of GPU memory beside 2 others{AGAIN}\n" in errors
     assert f"b: out of GPU memory beside 2 others{AGAIN}\n" in errors
     spans = {name: some.spans(name) for name in "abcd"}
-    assert {name: len(found) for name, found in spans.items()} == {"a": 2, "b": 2, "c": 1, "d": 1}
+    assert {name: len(attempts) for name, attempts in spans.items()} == {"a": 2, "b": 2, "c": 1, "d": 1}
     for name in "ab":
         others = [span for other in "abcd" for span in spans[other] if span != spans[name][1]]
         assert not any(overlap(spans[name][1], span) for span in others), spans
@@ -195,18 +195,18 @@ def test_nothing_begins_beside_a_run_that_has_to_be_alone(tmp_path: Path) -> Non
 def test_a_sweep_that_is_stopped_leaves_it_to_be_done(tmp_path: Path) -> None:
     some = Sweeper(tmp_path, "ab")
     runs = {"a": [({"b begin": 1}, 0, "memory")], "b": [({"never begin": 1}, 0, "")]}
-    terminal, theirs = pty.openpty()
+    terminal, child_end = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "opasd.cli", *TRAIN, "--jobs", "2"],
-        cwd=tmp_path, env=some.environment | {"RUNS": json.dumps(runs)}, stdout=subprocess.DEVNULL, stderr=theirs,
+        cwd=tmp_path, env=some.environment | {"RUNS": json.dumps(runs)}, stdout=subprocess.DEVNULL, stderr=child_end,
     ) as process:  # fmt: skip
-        os.close(theirs)
-        told = b""
+        os.close(child_end)
+        output = b""
 
         def read(wanted: bytes) -> None:
-            nonlocal told
-            while wanted not in told:
-                told += os.read(terminal, 4096)  # fails once the process has ended
+            nonlocal output
+            while wanted not in output:
+                output += os.read(terminal, 4096)  # fails once the process has ended
 
         read(AGAIN.encode())
         read(b"0 of 2 done  1 to be tried again alone  b step 0/")

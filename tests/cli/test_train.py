@@ -133,9 +133,9 @@ def test_another_file_of_the_same_name_is_not_a_moved_one(tmp_path: Path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     for same in ("a/train.jsonl", "link/train.jsonl", "~/a/train.jsonl"):
         check_changes(of(tmp_path / "a" / "train.jsonl"), of(same))
-    for odd in ("~nobody/train.jsonl", "x" * 5000, "a\0/train.jsonl"):
+    for source in ("~nobody/train.jsonl", "x" * 5000, "a\0/train.jsonl"):
         with pytest.raises(ConfigError, match="changed data.source"):
-            check_changes(of(tmp_path / "a" / "train.jsonl"), of(odd))
+            check_changes(of(tmp_path / "a" / "train.jsonl"), of(source))
     (tmp_path / "a" / "train.jsonl").rename(tmp_path / "train.jsonl")
     check_changes(of(tmp_path / "a" / "train.jsonl"), of("train.jsonl"))
 
@@ -170,8 +170,8 @@ def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> 
     resume = ["train", "--resume", "runs/x"]
     assert "continue with: opasd train --resume runs/x --num-processes 2\n" in errors
     for others in ([], ["--num-processes", "3"]):
-        told = opasd.refuses(*resume, *others)
-        assert f"begun with --num-processes 2, this is {len(others) + 1}: a step would have other problems" in told
+        refused = opasd.refuses(*resume, *others)
+        assert f"begun with --num-processes 2, this is {len(others) + 1}: a step would have other problems" in refused
     code, _, errors = opasd.apart(*resume, "--num-processes", "2")
     assert code == 0, errors
     assert (opasd.folder / "runs" / "x" / "called-1").read_text() == "3 True true"

@@ -17,7 +17,7 @@ _roots = {"": RunConfig, "evaluate.": EvaluateConfig}
 
 
 def test_flags_set_fields_of_all_runs() -> None:
-    rest, found = take_flags(
+    rest, values_by_root = take_flags(
         ["lab", "--train.max-steps", "2", "--jobs", "3", "--model.lora_target_modules", "q_proj", "v_proj",
          "--layout=padded", "--train.bf16", "--train.no-fp16", "--validation.thinking", "None",
          "--evaluate.budgets", "8,16", "--prompts.system", "12",
@@ -27,13 +27,13 @@ def test_flags_set_fields_of_all_runs() -> None:
         _roots,
     )  # fmt: skip
     assert rest == ["lab", "--jobs", "3", "opsd"]
-    assert found[""] == {
+    assert values_by_root[""] == {
         "train.max_steps": 2, "model.lora_target_modules": ["q_proj", "v_proj"], "layout": "padded", "train.bf16": True,
         "train.fp16": False, "validation.thinking": None,
         "prompts.system": "12", "prompts.template_options.a-b": "x", "data.revision": None, "train.report_to": [],
         "rollout.top_p": 1, "train.gradient_checkpointing": True,
     }  # fmt: skip
-    assert found["evaluate."] == {"budgets": [8, 16], "thinking": False}
+    assert values_by_root["evaluate."] == {"budgets": [8, 16], "thinking": False}
     for word, message in (
         ("--train.max-step", r"did you mean train.max_steps\?"),
         ("--evaluate.bugdets", r"did you mean evaluate.budgets\?"),
@@ -70,8 +70,8 @@ def test_what_is_written_as_flags_is_read_back_by_train_and_by_sweep(values: dic
     expected = RunConfig.model_validate(nested(values))
     _, _, config = parse(TrainOptions, words, prog="opasd train", about="")
     assert config == expected
-    _, found = take_flags(words, _roots)
-    assert RunConfig.model_validate(nested(found[""])) == expected
+    _, values_by_root = take_flags(words, _roots)
+    assert RunConfig.model_validate(nested(values_by_root[""])) == expected
 
 
 def test_null_takes_a_validation_set_away_on_a_command_line_too() -> None:

@@ -34,16 +34,16 @@ LABELS = {
 def objective(recipe: Recipe) -> tuple[Any, ...]:
     """Everything in which experiments of the paper differ."""
     config = recipe.config()
-    found, attention = config.objective, config.objective.attention
+    objective, attention = config.objective, config.objective.attention
     return (
-        config.model.name_or_path, config.train.seed, found.token_weight, found.attention_weight, found.token.clip,
-        attention.divergence, attention.layers, attention.handling,
+        config.model.name_or_path, config.train.seed, objective.token_weight, objective.attention_weight,
+        objective.token.clip, attention.divergence, attention.layers, attention.handling,
     )  # fmt: skip
 
 
 SMALL = "Qwen/Qwen3-1.7B"
 OPASD = (SMALL, 42, 1.0, 0.5, "per_token", "jsd", 1, "project")
-PLACES = ("model", "seed", "token_weight", "attention_weight", "clip", "divergence", "layers", "handling")
+FIELDS = ("model", "seed", "token_weight", "attention_weight", "clip", "divergence", "layers", "handling")
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     **{f"opasd-qwen3-{s}": {"model": f"Qwen/Qwen3-{s.upper()}"} for s in ("1.7b", "4b", "8b")},
     **{f"base-qwen3-{s}": {"model": f"Qwen/Qwen3-{s.upper()}"} for s in ("1.7b", "4b", "8b")},
@@ -75,7 +75,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 def test_there_is_a_recipe_for_each_experiment_of_the_paper() -> None:
     assert set(PUBLISHED) == set(EXPERIMENTS)
     for name, differing in EXPERIMENTS.items():
-        expected = tuple(differing.get(place, value) for place, value in zip(PLACES, OPASD, strict=True))
+        expected = tuple(differing.get(field, value) for field, value in zip(FIELDS, OPASD, strict=True))
         assert objective(RECIPES[name]) == expected, name
         assert RECIPES[name].evaluate_only == name.startswith("base-")
 
@@ -172,8 +172,8 @@ def test_small_recipes_hold_problems_out_to_choose_settings_by(name: str) -> Non
     assert (held.rows, config.data.rows) == (":400", "400:")
     assert held.model_copy(update={"rows": config.data.rows}) == config.data
     rows = [{"question": "q", "answer": "48/2 = 24\n48+24 = 72\n#### 72"}]
-    found = load_problems(rows, config.data.model_copy(update={"rows": None}))
-    assert list(found) == [Problem("q", "48/2 = 24\n48+24 = 72\n#### 72", "72", "memory:1")]
+    problems = load_problems(rows, config.data.model_copy(update={"rows": None}))
+    assert list(problems) == [Problem("q", "48/2 = 24\n48+24 = 72\n#### 72", "72", "memory:1")]
 
 
 def test_expected_numbers_are_those_of_the_file_of_facts() -> None:
@@ -209,8 +209,8 @@ def test_expected_numbers_are_the_papers() -> None:
         assert list(expects["avg@12"].values()) == rows[group, row], name
         seen.add((expects["table"], group, row))
     for table, label in LABELS.items():
-        measured = {place for place in _tex_rows(text, label) if place[1] not in ("mean", "std", "95%ci")}
-        assert {(group, row) for found, group, row in seen if found == table} == measured
+        measured = {key for key in _tex_rows(text, label) if key[1] not in ("mean", "std", "95%ci")}
+        assert {(group, row) for name, group, row in seen if name == table} == measured
     flat = " ".join(text.split())
     four = {method: RECIPES[f"{method}-qwen3-4b"].expects for method in ("opsd", "opasd")}
     gains = RECIPES["budgets-opasd"].expects["gain_over_opsd"].values()
@@ -231,7 +231,7 @@ def test_expected_numbers_are_the_papers() -> None:
 def _tex_rows(text: str, label: str) -> dict[tuple[str, str], list[float]]:
     """(group, row) ─► numbers, of the table with this label."""
     body = text.split(rf"\label{{tab:{label}}}")[1].split(r"\end{tabular}")[0].split(r"\midrule", 1)[1]
-    found, group = {}, ""
+    rows, group = {}, ""
     for line in body.replace("\n", " ").split(r"\\"):
         plain = re.sub(r"\\(midrule|bottomrule|quad)", " ", line)
         if heading := re.search(r"\\textit\{(.*?)\}", plain):
@@ -239,8 +239,8 @@ def _tex_rows(text: str, label: str) -> dict[tuple[str, str], list[float]]:
             plain = plain[heading.end() :].partition(r"\\")[2] or plain[heading.end() + 1 :]
         cells = [re.sub(r"\\textbf\{(.*?)\}", r"\1", cell).strip() for cell in plain.split("&")]
         if len(cells) == 6 and not cells[1].startswith("$"):
-            found[group, _plain(cells[0])] = [float(cell) for cell in cells[1:]]
-    return found
+            rows[group, _plain(cells[0])] = [float(cell) for cell in cells[1:]]
+    return rows
 
 
 def _plain(text: str) -> str:

@@ -59,9 +59,9 @@ def test_the_same_run_of_another_sweep_is_linked(tmp_path: Path) -> None:
         make_results(first, run, {"lab": [1]})
     other = sweep("recipe: lab\nruns: [base, {name: mine}, {name: longer, set: {train.max_steps: 50}}]")
     jobs = [Job(run, second) for run in other.runs]
-    found = [job.find_in(first) for job in jobs]
-    assert [path for path, _ in found] == [None, first / "lab", None]
-    assert [other and other.evaluation.name for _, other in found] == ["lab-base.evaluation", "lab.evaluation", None]
+    matches = [job.find_in(first) for job in jobs]
+    assert [path for path, _ in matches] == [None, first / "lab", None]
+    assert [other and other.evaluation.name for _, other in matches] == ["lab-base.evaluation", "lab.evaluation", None]
     assert not list(second.iterdir())
     linked = [job.reuse(first) for job in jobs]
     assert linked == [[str(first / "lab-base.evaluation")], [str(first / "lab"), str(first / "lab.evaluation")], []]
@@ -73,8 +73,8 @@ def test_the_same_run_of_another_sweep_is_linked(tmp_path: Path) -> None:
 def test_an_evaluation_of_a_run_by_hand_counts_if_it_is_what_the_sweep_would_ask(
     tmp_path: Path, damage: dict[str, Any]
 ) -> None:
-    asked = {"benchmarks": ("lab",), "problems": 3}
-    (run,) = load_sweep(["lab"], Changes({}, asked)).runs
+    evaluate = {"benchmarks": ("lab",), "problems": 3}
+    (run,) = load_sweep(["lab"], Changes({}, evaluate)).runs
     make_results(tmp_path, run, {"lab": [1]})
     shutil.rmtree(tmp_path / "state")
     job = Job(run, tmp_path)
@@ -92,6 +92,6 @@ def test_an_evaluation_of_a_run_by_hand_counts_if_it_is_what_the_sweep_would_ask
     else:
         assert job.next_stage() is None
         job.check()
-        (other,) = load_sweep(["lab"], Changes({}, asked | {"problems": 4})).runs
+        (other,) = load_sweep(["lab"], Changes({}, evaluate | {"problems": 4})).runs
         with pytest.raises(ConfigError, match=r"was made with other settings \(problems\)"):
             Job(other, tmp_path).check()

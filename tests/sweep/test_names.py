@@ -12,28 +12,28 @@ from tests.sweep.sweeps import names
 
 
 def test_fields_with_the_same_last_name_are_told_apart_and_odd_values_keep_names_safe() -> None:
-    found = names("recipe: lab\ngrid: {objective.token.divergence: [jsd], objective.attention.divergence: [jsd]}")
-    assert found == ["token.divergence-jsd-attention.divergence-jsd"]
-    odd = names('recipe: lab\ngrid: {model.name_or_path: [a/b, a_b, "a b", "a\\nb", ÄÖ, aB, Ab]}')
-    assert len({name.casefold() for name in odd}) == 7
-    assert odd[1] == "name_or_path-a_b"
-    assert all(re.fullmatch(r"[\w.+=@-]+", name, re.ASCII) for name in odd)
+    run_names = names("recipe: lab\ngrid: {objective.token.divergence: [jsd], objective.attention.divergence: [jsd]}")
+    assert run_names == ["token.divergence-jsd-attention.divergence-jsd"]
+    unusual = names('recipe: lab\ngrid: {model.name_or_path: [a/b, a_b, "a b", "a\\nb", ÄÖ, aB, Ab]}')
+    assert len({name.casefold() for name in unusual}) == 7
+    assert unusual[1] == "name_or_path-a_b"
+    assert all(re.fullmatch(r"[\w.+=@-]+", name, re.ASCII) for name in unusual)
 
 
 @given(st.lists(st.text(min_size=1, max_size=300), min_size=1, max_size=5, unique=True))
 @settings(max_examples=20, deadline=None)
 def test_names_are_stable_safe_and_never_collide(values: list[str]) -> None:
     file = SweepFile(recipe="lab", grid={"model.name_or_path": list(values)})
-    found = [run.name for run in expand(file, Path()).runs]
-    assert len({name.casefold() for name in found}) == len(values)
-    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=@-]*", name) and len(name) < 160 for name in found)
-    assert found == [run.name for run in expand(file, Path()).runs]
+    run_names = [run.name for run in expand(file, Path()).runs]
+    assert len({name.casefold() for name in run_names}) == len(values)
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=@-]*", name) and len(name) < 160 for name in run_names)
+    assert run_names == [run.name for run in expand(file, Path()).runs]
 
 
 def test_values_that_look_alike_have_names_of_their_own() -> None:
-    found = names('recipe: lab\ngrid: {prompts.template_options.x: [true, "true", 1, "1", "one"]}')
-    assert (found[0], found[2], found[4]) == ("x-true", "x-1", "x-one")
-    assert len(set(found)) == 5
+    run_names = names('recipe: lab\ngrid: {prompts.template_options.x: [true, "true", 1, "1", "one"]}')
+    assert (run_names[0], run_names[2], run_names[4]) == ("x-true", "x-1", "x-one")
+    assert len(set(run_names)) == 5
     assert len(set(names('recipe: lab\ngrid: {train.save_total_limit: [null, 1], data.revision: [null, "1"]}'))) == 4
 
 
@@ -45,9 +45,12 @@ def test_shortened_texts_are_single_lines_and_short(texts: list[str]) -> None:
     else:
         assert all("\n" not in cell and len(cell) <= 40 for cell in cells)
         words = [text.split() for text in texts]
-        for cell, mine in zip(cells, words, strict=True):
+        for cell, text_words in zip(cells, words, strict=True):
             if not cell.endswith("…"):
-                assert mine[len(mine) - len(cell.removeprefix("… ").split()) :] == cell.removeprefix("… ").split()
+                assert (
+                    text_words[len(text_words) - len(cell.removeprefix("… ").split()) :]
+                    == cell.removeprefix("… ").split()
+                )
 
 
 def test_paths_stay_whole() -> None:

@@ -21,7 +21,7 @@ def test_every_table_of_the_paper_has_a_sweep_for_its_models_and_one_for_the_lab
         paper, lab = load_sweep([name]), load_sweep([f"lab-{name}"])
         assert all(run.expects or run.config.train.seed != 42 for run in paper.runs)
         assert {run.model for run in lab.runs} == {"lab"}
-        trained = [[run for run in one.runs if not run.evaluate_only] for one in (paper, lab)]
+        trained = [[run for run in planned.runs if not run.evaluate_only] for planned in (paper, lab)]
         assert len(trained[1]) == (2 if name == "main" else len(trained[0]))
         ablated = set.union(*(set(differing_settings(trained[0][0].config, run.config)) for run in trained[0]))
         if name != "main":
@@ -37,14 +37,14 @@ def test_a_grid_is_every_combination_with_every_seed_and_names_say_what_differs(
       seeds: [1, 42]
       with_base: true
     """
-    found = sweep(text)
+    planned = sweep(text)
     points = [(weight, update, seed) for weight in ("0.25", "1") for update in ("frozen", "ema") for seed in (1, 42)]
     expected = [f"attention_weight-{weight}-update-{update}-seed-{seed}" for weight, update, seed in points]
-    assert [run.name for run in found.runs] == ["base", *expected]
-    last = found.runs[-1]
+    assert [run.name for run in planned.runs] == ["base", *expected]
+    last = planned.runs[-1]
     assert (last.config.objective.attention_weight, last.config.teacher.update) == (1, "ema")
     assert last.config.train.seed == 42
-    assert all(run.config.train.max_steps == 3 for run in found.runs)
+    assert all(run.config.train.max_steps == 3 for run in planned.runs)
     assert last.group == "attention_weight-1-update-ema"
     assert names(text.replace("[1, 42]", "[42]"))[-1] == last.name  # what else is in the file does not rename a run
 
@@ -54,12 +54,12 @@ def test_a_list_takes_recipes_files_entries_and_the_base(tmp_path: Path) -> None
     (tmp_path / "list.yaml").write_text(
         "recipe: lab\nruns: [base, lab-opsd, mine.yaml, {set: {teacher.update: ema}}, {name: x, label: X}]\n"
     )
-    found = load_sweep([str(tmp_path / "list.yaml")])
-    assert found.name == "list"
-    assert [run.name for run in found.runs] == ["base", "lab-opsd", "mine", "lab-update-ema", "x"]
-    assert [run.evaluate_only for run in found.runs] == [True, False, False, False, False]
-    assert found.runs[2].recipe == str(tmp_path / "mine.yaml")
-    assert found.runs[4].label == "X"
+    planned = load_sweep([str(tmp_path / "list.yaml")])
+    assert planned.name == "list"
+    assert [run.name for run in planned.runs] == ["base", "lab-opsd", "mine", "lab-update-ema", "x"]
+    assert [run.evaluate_only for run in planned.runs] == [True, False, False, False, False]
+    assert planned.runs[2].recipe == str(tmp_path / "mine.yaml")
+    assert planned.runs[4].label == "X"
     together = load_sweep(["lab", "lab-opsd"], Changes({"train.max_steps": 2}, {"problems": 5}, (1, 2)))
     assert [run.name for run in together.runs] == [
         "lab-seed-1", "lab-seed-2", "lab-opsd-seed-1", "lab-opsd-seed-2",
