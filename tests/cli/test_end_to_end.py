@@ -122,7 +122,7 @@ def test_two_processes(workspace):
         (["--data.source", "nothing.jsonl"], "nothing.jsonl"),
         (["--data.columns.question", "text"], "text"),
         (["--model.lora-target-modules", "qproj"], "qproj"),
-        (["--train.learning-rat", "1"], "learning-rate"),
+        (["--train.learning-rat", "1"], "did you mean train.learning_rate?"),
         (["--objective.token-weight", "0", "--objective.attention-weight", "0"], "nothing to learn"),
     ],
 )
