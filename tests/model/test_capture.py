@@ -20,11 +20,11 @@ def random_ids(rows=2, length=LENGTH, seed=1):
     return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def captured_rows(capture, row, start, stop):
+def captured_rows(layers, row, start, stop):
     positions = torch.arange(stop - start)
     return [
         attention_rows(layer.batch([(row, start, stop)]).sequence(0, slice(None)).detach(), positions)
-        for layer in capture.layers
+        for layer in layers
     ]
 
 
@@ -36,8 +36,9 @@ def eager_rows(family, layers, **inputs):
 
 @torch.no_grad()
 def run(capture, model, **inputs):
-    with capture:
-        return model(**inputs, use_cache=False)
+    with capture() as layers:
+        model(**inputs, use_cache=False)
+    return layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -45,13 +46,13 @@ def test_unpadded_equals_eager(family):
     model, ids = make_model(family, fast(family)), random_ids()
     layers = 1 if family in HYBRID else 3
     capture = AttentionCapture(model, layers)
-    run(capture, model, input_ids=ids)
+    captured = run(capture, model, input_ids=ids)
     with torch.no_grad():
         expected = eager_rows(family, layers, input_ids=ids)
     for row in range(2):
-        settle(capture.verify(row, 0, LENGTH))
-        for mine, theirs in zip(captured_rows(capture, row, 0, LENGTH), expected, strict=True):
-            torch.testing.assert_close(mine, theirs[row], atol=1e-5, rtol=0)
+        settle(capture.verify(captured, row, 0, LENGTH))
+        for actual, eager in zip(captured_rows(captured, row, 0, LENGTH), expected, strict=True):
+            torch.testing.assert_close(actual, eager[row], atol=1e-5, rtol=0)
     assert capture.is_hybrid == (family in HYBRID)
 
 
@@ -60,34 +61,34 @@ def test_padding_on_either_side_changes_nothing(family):
     """Right padding without a mask; left padding with one (not for hybrids, whose state padding would enter)."""
     model, ids = make_model(family, fast(family)), random_ids(1, 25)
     capture = AttentionCapture(model)
-    run(capture, model, input_ids=ids)
-    (alone,) = captured_rows(capture, 0, 0, 25)
+    (alone,) = captured_rows(run(capture, model, input_ids=ids), 0, 0, 25)
     long = random_ids(1, LENGTH, seed=2)
     right = torch.cat([torch.nn.functional.pad(ids, (0, 15)), long])
-    run(capture, model, input_ids=right)
-    torch.testing.assert_close(captured_rows(capture, 0, 0, 25)[0], alone, atol=1e-5, rtol=0)
+    padded = run(capture, model, input_ids=right)
+    torch.testing.assert_close(captured_rows(padded, 0, 0, 25)[0], alone, atol=1e-5, rtol=0)
     if family in HYBRID:
         return
     left = torch.cat([torch.nn.functional.pad(ids, (15, 0)), long])
     mask = torch.ones_like(left)
     mask[0, :15] = 0
-    run(capture, model, input_ids=left, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp_min(0))
-    torch.testing.assert_close(captured_rows(capture, 0, 15, LENGTH)[0], alone, atol=1e-5, rtol=0)
-    settle(capture.verify(0, 15, LENGTH))
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    padded = run(capture, model, input_ids=left, attention_mask=mask, position_ids=positions)
+    torch.testing.assert_close(captured_rows(padded, 0, 15, LENGTH)[0], alone, atol=1e-5, rtol=0)
+    settle(capture.verify(padded, 0, 15, LENGTH))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in HYBRID])
 def test_packing_changes_nothing(family):
     model, ids = make_model(family, fast(family)), random_ids(1)
-    inputs, places = pack(model, [ids[0, :15].tolist(), ids[0, 15:].tolist()])
-    assert places == [(0, 0, 15), (0, 15, 40)]
+    inputs, spans = pack(model, [ids[0, :15].tolist(), ids[0, 15:].tolist()])
+    assert spans == [(0, 0, 15), (0, 15, 40)]
     capture = AttentionCapture(model)
-    run(capture, model, **inputs)
-    settle(capture.verify(*places[1]))
-    packed = [captured_rows(capture, *place)[0] for place in places]
+    layers = run(capture, model, **inputs)
+    settle(capture.verify(layers, *spans[1]))
+    packed = [captured_rows(layers, *span)[0] for span in spans]
     for rows, part in zip(packed, (ids[:, :15], ids[:, 15:]), strict=True):
-        run(capture, model, input_ids=part)
-        torch.testing.assert_close(rows, captured_rows(capture, 0, 0, part.shape[1])[0], atol=1e-5, rtol=0)
+        alone = run(capture, model, input_ids=part)
+        torch.testing.assert_close(rows, captured_rows(alone, 0, 0, part.shape[1])[0], atol=1e-5, rtol=0)
         with torch.no_grad():
             torch.testing.assert_close(rows, eager_rows(family, 1, input_ids=part)[0][0], atol=1e-5, rtol=0)
 
@@ -97,12 +98,10 @@ def test_lora_on_and_off(family):
     model, ids = add_lora(make_model(family, fast(family))), random_ids(1)
     capture = AttentionCapture(model)
     with model.disable_adapter():
-        run(capture, model, input_ids=ids)
-    (off,) = captured_rows(capture, 0, 0, LENGTH)
+        (off,) = captured_rows(run(capture, model, input_ids=ids), 0, 0, LENGTH)
     with torch.no_grad():
         torch.testing.assert_close(off, eager_rows(family, 1, input_ids=ids)[0][0], atol=1e-5, rtol=0)
-    run(capture, model, input_ids=ids)
-    (on,) = captured_rows(capture, 0, 0, LENGTH)
+    (on,) = captured_rows(run(capture, model, input_ids=ids), 0, 0, LENGTH)
     assert (on - off).abs().max() > 1e-3
 
 
@@ -110,9 +109,9 @@ def attention_gradient(model, ids):
     """Gradients of a function of the captured attention with respect to every LoRA parameter."""
     capture = AttentionCapture(model)
     model.train()
-    with capture:
+    with capture() as layers:
         model(input_ids=ids, use_cache=False)
-    rows = attention_rows(capture.layers[0].batch([(0, 0, LENGTH)]).sequence(0, slice(None)), torch.arange(LENGTH))
+    rows = attention_rows(layers[0].batch([(0, 0, LENGTH)]).sequence(0, slice(None)), torch.arange(LENGTH))
     (rows * torch.linspace(0, 1, rows.numel()).view_as(rows)).sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -122,11 +121,11 @@ def test_gradients_through_checkpointing(family):
     expected = attention_gradient(add_lora(make_model(family, fast(family))), random_ids(1))
     model = add_lora(make_model(family, fast(family)))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    found = attention_gradient(model, random_ids(1))
-    assert expected.keys() == found.keys()
+    actual = attention_gradient(model, random_ids(1))
+    assert expected.keys() == actual.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
-    assert max(gradient.abs().max() for gradient in found.values()) > 1e-4
+        torch.testing.assert_close(actual[name], gradient, atol=1e-6, rtol=1e-4)
+    assert max(gradient.abs().max() for gradient in actual.values()) > 1e-4
 
 
 def test_captured_layers_are_not_checkpointed_and_are_afterwards():
@@ -135,7 +134,7 @@ def test_captured_layers_are_not_checkpointed_and_are_afterwards():
     model.train()
     layers = model.get_base_model().model.layers
     capture = AttentionCapture(model, 2)
-    with capture:
+    with capture():
         assert [layer.gradient_checkpointing for layer in layers] == [True, True, False, False]
         model(input_ids=random_ids(1), use_cache=False)
     assert all(layer.gradient_checkpointing for layer in layers)
@@ -150,14 +149,14 @@ def test_reentrant_checkpointing_is_refused_with_the_reason():
     model.gradient_checkpointing_disable()
     capture = AttentionCapture(model)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    with pytest.raises(CaptureError, match="without use_reentrant=False"), capture:
+    with pytest.raises(CaptureError, match="without use_reentrant=False"), capture():
         pass
 
 
 def test_registry_is_restored_even_after_an_error():
     model, before = make_model("qwen3"), dict(ALL_ATTENTION_FUNCTIONS)
     capture = AttentionCapture(model)
-    with pytest.raises(IndexError), capture, torch.no_grad():
+    with pytest.raises(IndexError), capture(), torch.no_grad():
         assert dict(ALL_ATTENTION_FUNCTIONS) != before
         model(input_ids=torch.tensor([[VOCABULARY + 5]]))
     assert dict(ALL_ATTENTION_FUNCTIONS) == before
@@ -165,14 +164,13 @@ def test_registry_is_restored_even_after_an_error():
 
 
 def test_another_model_running_meanwhile_is_not_captured():
-    mine, other, ids = make_model("qwen3"), make_model("qwen3", seed=1), random_ids(1)
-    capture = AttentionCapture(mine)
-    run(capture, mine, input_ids=ids)
-    (alone,) = captured_rows(capture, 0, 0, LENGTH)
-    with torch.no_grad(), capture:
-        mine(input_ids=ids, use_cache=False)
+    model, other, ids = make_model("qwen3"), make_model("qwen3", seed=1), random_ids(1)
+    capture = AttentionCapture(model)
+    (alone,) = captured_rows(run(capture, model, input_ids=ids), 0, 0, LENGTH)
+    with torch.no_grad(), capture() as layers:
+        model(input_ids=ids, use_cache=False)
         other(input_ids=ids, use_cache=False)
-    assert torch.equal(captured_rows(capture, 0, 0, LENGTH)[0], alone)
+    assert torch.equal(captured_rows(layers, 0, 0, LENGTH)[0], alone)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def test_a_model_that_cannot_be_captured_is_named(config):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("slope", [0.05, 0.5])
 def test_attention_that_is_not_what_queries_and_keys_say_is_refused(slope, dtype):
-    """A bias by distance nobody told the capture of, as ALiBi has it."""
+    """A bias by distance that the capture does not know, as in ALiBi."""
 
     def biased(module, query, key, value, mask, **kwargs):
         length = query.shape[2]
@@ -203,9 +201,9 @@ def test_attention_that_is_not_what_queries_and_keys_say_is_refused(slope, dtype
     with attention_function("opasd_test_biased", biased):
         model = make_model("llama", "opasd_test_biased", dtype)
         capture = AttentionCapture(model)
-        run(capture, model, input_ids=random_ids(1))
+        layers = run(capture, model, input_ids=random_ids(1))
         with pytest.raises(CaptureError, match="the llama model's attention under .*'opasd_test_biased'"):
-            settle(capture.verify(0, 0, LENGTH))
+            settle(capture.verify(layers, 0, 0, LENGTH))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -213,10 +211,10 @@ def test_attention_that_is_not_what_queries_and_keys_say_is_refused(slope, dtype
 def test_low_precision_is_no_reason_to_refuse(family, dtype):
     model = make_model(family, fast(family), dtype)
     capture = AttentionCapture(model)
-    run(capture, model, input_ids=random_ids())
+    layers = run(capture, model, input_ids=random_ids())
     for row in range(2):
-        settle(capture.verify(row, 0, LENGTH))
-    assert capture.layers[0].layer.query_BHND.dtype == dtype
+        settle(capture.verify(layers, row, 0, LENGTH))
+    assert layers[0].layer.query_BHND.dtype == dtype
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -229,12 +227,11 @@ def test_large_scores_are_no_reason_to_refuse(attention):
             projection.bias.data = 60 * torch.randn(projection.bias.shape, generator=generator)
     capture = AttentionCapture(model, 2)
     for length in range(8, 40):
-        with torch.no_grad(), capture:
+        with torch.no_grad(), capture() as layers:
             model(input_ids=torch.randint(0, 99, (1, length), generator=generator))
-        checks = capture.verify(0, 0, length)
+        checks = capture.verify(layers, 0, 0, length)
         settle(checks)
         assert max(float(check.limit) for check in checks) < (0.1 if attention == "eager" else 0.003)
-        capture.clear()
 
 
 def test_a_compiled_model_is_refused():
@@ -254,14 +251,14 @@ def test_a_forward_with_a_cache_is_refused():
     capture = AttentionCapture(model)
     with torch.no_grad():
         cache = model(input_ids=ids, use_cache=True).past_key_values
-        with pytest.raises(CaptureError, match="use_cache=False"), capture:
+        with pytest.raises(CaptureError, match="use_cache=False"), capture():
             model(input_ids=ids[:, :1], past_key_values=cache)
 
 
 def test_layers_without_a_forward():
     capture = AttentionCapture(make_model("qwen3"))
-    with pytest.raises(CaptureError, match="did not run"):
-        _ = capture.layers
+    with pytest.raises(CaptureError, match="did not run"), capture():
+        pass
 
 
 def test_training_that_cannot_reach_the_attention_is_refused():
@@ -271,7 +268,7 @@ def test_training_that_cannot_reach_the_attention_is_refused():
     last = len(attention_modules(model)) - 1
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["o_proj"], layers_to_transform=[last]))
     capture = AttentionCapture(adapted)
-    with pytest.raises(CaptureError, match="would train nothing; let LoRA target q_proj or k_proj"), capture:
+    with pytest.raises(CaptureError, match="would train nothing; let LoRA target q_proj or k_proj"), capture():
         adapted(input_ids=random_ids(1), use_cache=False)
 
 
@@ -281,9 +278,9 @@ def test_dropout_is_not_mistaken_for_a_wrong_capture():
         module.attention_dropout = 0.5
     model.train()
     capture = AttentionCapture(model)
-    run(capture, model, input_ids=random_ids(1))
-    settle(capture.verify(0, 0, LENGTH))  # on the output without dropout
-    value, output = capture.layers[0].evidence
-    capture._captured[capture.modules[0]] = replace(capture.layers[0], evidence=(value, output * 1.01))
+    (layer,) = run(capture, model, input_ids=random_ids(1))
+    settle(capture.verify([layer], 0, 0, LENGTH))  # on the output without dropout
+    value, output = layer.evidence
+    wrong = replace(layer, evidence=(value, output * 1.01))
     with pytest.raises(CaptureError, match="attention"):
-        settle(capture.verify(0, 0, LENGTH))
+        settle(capture.verify([wrong], 0, 0, LENGTH))

@@ -135,7 +135,7 @@ def test_packing_a_model_whose_window_only_its_mask_knows_is_refused(family):
     """Packed rows have no mask, so their attention would reach too far; in a short probe that does not show."""
     model = AutoModelForCausalLM.from_config(windowed_by_its_mask_alone(family), attn_implementation="sdpa").eval()
     scorer = Scorer(model, 0)
-    assert "mask" in (scorer.cannot_pack() or "")
+    assert "mask" in (scorer.packing_obstacle or "")
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -147,7 +147,7 @@ def test_dropout_is_not_taken_for_sequences_that_mix():
                 parameter.normal_()
     model.train()
     frozen = unwrap(model).model.norm.eval()
-    assert Scorer(model, 0).cannot_pack() is None
+    assert Scorer(model, 0).packing_obstacle is None
     assert model.training
     assert all(module.training for module in model.modules() if module is not frozen)
     assert not frozen.training
@@ -163,7 +163,7 @@ def test_a_model_that_takes_no_bounds_is_padded_and_stays_as_it_was():
         return forward(input_ids, attention_mask, position_ids, use_cache=use_cache, **kwargs)
 
     model.model.forward = strict
-    assert "unexpected keyword argument" in (Scorer(model, 0).cannot_pack() or "")
+    assert "unexpected keyword argument" in (Scorer(model, 0).packing_obstacle or "")
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -178,10 +178,10 @@ def test_a_trial_without_memory_is_no_reason_against_packing(error):
 
     scorer, handle = Scorer(model, 0), model.register_forward_pre_hook(full, with_kwargs=True)
     with pytest.raises(type(error), match=re.escape(str(error))):
-        scorer.cannot_pack()
+        _ = scorer.packing_obstacle
     assert model.config._attn_implementation == "sdpa"
     handle.remove()
-    assert scorer.cannot_pack() is None
+    assert scorer.packing_obstacle is None
 
 
 def test_an_output_head_with_a_bias():

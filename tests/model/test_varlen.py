@@ -26,8 +26,8 @@ def packed(query, key, value, lengths, **kwargs):
 def dense(query, key, value, lengths, window, scaling):
     """The same with one mask over the whole row."""
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    place = torch.cat([torch.arange(length) for length in lengths])
-    distance = place[:, None] - place
+    position = torch.cat([torch.arange(length) for length in lengths])
+    distance = position[:, None] - position
     mask = (owner[:, None] == owner) & (distance >= 0) & (distance < (window or 10**6))
     repeats = query.shape[1] // key.shape[1]
     output = scaled_dot_product_attention(
@@ -50,14 +50,14 @@ def numbers(lengths, heads, groups, size, seed, dtype=torch.float64, device="cpu
 )  # fmt: skip
 def test_packed_sequences_see_themselves_alone(lengths, heads, groups, window, seed):
     inputs = numbers(lengths, heads, groups, 8, seed)
-    found = packed(*inputs, lengths, scaling=0.4, sliding_window=window)
+    actual = packed(*inputs, lengths, scaling=0.4, sliding_window=window)
     expected = dense(*inputs, lengths, window, 0.4)
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
-    upstream = torch.randn_like(found)
-    for mine, theirs in zip(
-        torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    upstream = torch.randn_like(actual)
+    for gradient, wanted in zip(
+        torch.autograd.grad(actual, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
     ):
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(gradient, wanted, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.gpu
@@ -67,17 +67,17 @@ def test_packed_sequences_see_themselves_alone(lengths, heads, groups, window, s
 def test_pytorchs_own_kernel_gives_the_same(window, size, groups):
     lengths = [130, 7, 300, 64]
     inputs = numbers(lengths, 2, groups, size, 3, torch.bfloat16, "cuda")
-    found = packed(*inputs, lengths, scaling=0.1, sliding_window=window)
+    actual = packed(*inputs, lengths, scaling=0.1, sliding_window=window)
     wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
     expected = dense(*wide, lengths, window, 0.1)
-    assert (found - expected).norm() < 0.01 * expected.norm()
+    assert (actual - expected).norm() < 0.01 * expected.norm()
     upstream = torch.randn_like(expected)
-    for mine, theirs in zip(
-        torch.autograd.grad(found, inputs, upstream.bfloat16()),
+    for gradient, wanted in zip(
+        torch.autograd.grad(actual, inputs, upstream.bfloat16()),
         torch.autograd.grad(expected, wide, upstream),
         strict=True,
     ):
-        assert (mine - theirs).norm() < 0.01 * theirs.norm()
+        assert (gradient - wanted).norm() < 0.01 * wanted.norm()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -92,10 +92,10 @@ def test_gradients_of_a_packed_row_are_those_of_its_sequences(checkpointing):
             if checkpointing:
                 model.train()
                 model.gradient_checkpointing_enable({"use_reentrant": False})
-            inputs, places = pack(model, sequences)
+            inputs, spans = pack(model, sequences)
             assert inputs["attention_mask"].numel() == 1
             logits = model(**inputs, use_cache=False).logits
-            losses = [logits[row, begin:end].logsumexp(-1).sum() for row, begin, end in places]
+            losses = [logits[row, begin:end].logsumexp(-1).sum() for row, begin, end in spans]
         else:
             model.gradient_checkpointing_disable()
             losses = [
@@ -103,8 +103,8 @@ def test_gradients_of_a_packed_row_are_those_of_its_sequences(checkpointing):
             ]
         torch.stack(losses).sum().backward()
         results.append((torch.stack(losses).detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+    for gradient, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_a_model_keeps_answering_as_before_when_it_can_also_pack():
@@ -147,15 +147,15 @@ def test_a_model_that_drops_the_bounds_is_refused_and_not_computed_wrongly():
         varlen.packed_attention(Layer(), query, key, value, mask)
 
 
-@pytest.mark.parametrize("odd", [{"softcap": 30.0}, {"s_aux": torch.zeros(1)}])
-def test_attention_with_more_to_it_is_refused(odd):
+@pytest.mark.parametrize("options", [{"softcap": 30.0}, {"s_aux": torch.zeros(1)}])
+def test_attention_with_more_to_it_is_refused(options):
     with pytest.raises(ConfigError, match="cannot be packed"):
-        packed(*numbers([4, 3], 1, 1, 8, 0), [4, 3], **odd)
+        packed(*numbers([4, 3], 1, 1, 8, 0), [4, 3], **options)
 
 
 def test_eager_models_keep_their_masks():
     model = make_model("qwen3", "eager")
     varlen.use(model)
     assert not varlen.is_used(model)
-    assert Scorer(model, 0).cannot_pack() is None
+    assert Scorer(model, 0).packing_obstacle is None
     assert model.config._attn_implementation == "eager"

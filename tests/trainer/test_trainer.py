@@ -115,7 +115,7 @@ def test_how_rollouts_share_a_forward_changes_nothing(tmp_path):
 
 def test_a_model_that_cannot_be_packed_is_warned_of_or_refused(monkeypatch, caplog):
     scorer = Scorer(make_model(), 0)
-    monkeypatch.setattr(scorer, "cannot_pack", lambda: "its sequences would mix")
+    monkeypatch.setattr(scorer, "packing_obstacle", "its sequences would mix")
     cuda = torch.device("cuda")
     assert choose_layout(scorer, "auto", device=cuda, half=True) == "padded"
     assert "not packed: its sequences would mix" in caplog.text

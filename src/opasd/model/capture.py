@@ -1,9 +1,9 @@
 """The queries and keys of a model's last attention layers, captured while the model runs its own fast attention.
 
-Every model of transformers asks a registry for its attention function by name. Within a capture, that name answers with
-a wrapper (`registry`): it runs the model's own function, and keeps the queries and keys of the chosen modules, after
-normalisation and rotary embedding and with key heads not repeated. A probe forward shows which modules come last, so
-hybrid models need no special case.
+Every model of transformers looks its attention function up in a registry. During a capture, the registry holds a
+wrapper: it runs the model's own function, and keeps the queries and keys of the chosen modules, after normalisation and
+rotary embedding and with key heads not repeated. A trial forward shows which modules come last, so hybrid models need
+no special case.
 
 The captured layers are left out of gradient checkpointing, because the loss differentiates their activations.
 
@@ -15,8 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +26,6 @@ from opasd.losses.attention import attention_heads
 from opasd.losses.inputs import LayerAttention, LayerBatch, Span
 from opasd.model.registry import attention_registries, configurations, replaced
 from opasd.model.unwrap import model_type, unwrap
-
-Observer = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -46,15 +43,15 @@ class CapturedLayer:
 
 
 class AttentionCapture:
-    """`with capture: model(...)` leaves the last `num_layers` attention layers in `capture.layers`, deepest last."""
+    """`with capture() as layers: model(...)` puts the last `num_layers` attention layers in `layers`, deepest last."""
 
     def __init__(self, model: nn.Module, num_layers: int = 1) -> None:
         self.model = model
         if any("_orig_mod" in name for name, _ in model.named_modules()):
             raise CaptureError(
-                "attention cannot be captured in a model wrapped by torch.compile; give it as it was before"
+                "attention cannot be captured in a model wrapped by torch.compile; give the model without the wrapper"
             )
-        refuse_reentrant_checkpointing(model)
+        _refuse_reentrant_checkpointing(model)
         modules = attention_modules(model)
         self.is_hybrid = len(modules) < unwrap(model).config.get_text_config().num_hidden_layers
         if len(modules) < num_layers:
@@ -63,102 +60,92 @@ class AttentionCapture:
                 "attention layers; set it to at most that"
             )
         self.modules = modules[len(modules) - num_layers :]
-        self._checkpointed = [_checkpointed_ancestor(model, module) for module in self.modules]
-        self._captured: dict[nn.Module, CapturedLayer] = {}
-        self._stack = ExitStack()
+        self._checkpointed = [
+            module
+            for module in model.modules()
+            if isinstance(module, GradientCheckpointingLayer) and not set(self.modules).isdisjoint(module.modules())
+        ]
 
-    @property
-    def layers(self) -> list[CapturedLayer]:
-        missing = [module for module in self.modules if module not in self._captured]
-        if missing:
+    @contextmanager
+    def __call__(self) -> Iterator[list[CapturedLayer]]:
+        """Capture the forward in the block; the list is filled when the block ends."""
+        _refuse_reentrant_checkpointing(self.model)
+        captured: dict[nn.Module, CapturedLayer] = {}
+        layers: list[CapturedLayer] = []
+
+        def keep(module: nn.Module, *tensors: Tensor, options: dict[str, Any]) -> None:
+            if module in self.modules:
+                captured[module] = _captured_layer(*tensors, options=options)
+
+        with ExitStack() as stack:
+            stack.enter_context(_observed(self.model, keep))
+            for layer in self._checkpointed:
+                if layer.gradient_checkpointing:
+                    layer.gradient_checkpointing = False
+                    stack.callback(setattr, layer, "gradient_checkpointing", True)
+            yield layers
+        if missing := [module for module in self.modules if module not in captured]:
             raise CaptureError(
                 f"the {model_type(self.model)} model did not run {len(missing)} of its captured attention layers "
                 "through transformers' attention interface; its attention cannot be captured"
             )
-        return [self._captured[module] for module in self.modules]
+        layers += [captured[module] for module in self.modules]
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters()):
+            batches = [layer.layer for layer in layers]
+            if not all(batch.query_BHND.requires_grad or batch.key_BKND.requires_grad for batch in batches):
+                raise CaptureError(
+                    f"no gradient reaches the queries and keys of the {model_type(self.model)} model's captured "
+                    "attention layer, so the attention loss would train nothing; let LoRA target q_proj or k_proj"
+                )
 
-    def __enter__(self) -> Self:
-        self._captured.clear()
-        refuse_reentrant_checkpointing(self.model)
-        with ExitStack() as stack:
-            stack.enter_context(_observed(self.model, self._keep))
-            for layer in self._checkpointed:
-                if layer is not None and layer.gradient_checkpointing:
-                    layer.gradient_checkpointing = False
-                    stack.callback(setattr, layer, "gradient_checkpointing", True)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.close()
-        if error is None and torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters()):
-            for layer in self.layers:
-                if not (layer.layer.query_BHND.requires_grad or layer.layer.key_BKND.requires_grad):
-                    raise CaptureError(
-                        f"no gradient reaches the queries and keys of the {model_type(self.model)} model's captured "
-                        "attention layer, so the attention loss would train nothing; let LoRA target q_proj or k_proj"
-                    )
-
-    def clear(self) -> None:
-        """Let go of the captured tensors."""
-        self._captured.clear()
-
-    def _keep(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, output: Tensor, kwargs: dict[str, Any]
-    ) -> None:
-        if module not in self.modules:
-            return
-        if query.shape[2] != key.shape[2]:
-            raise CaptureError(
-                f"expected a forward without a key-value cache, got {key.shape[2]} keys for {query.shape[2]} queries; "
-                "call the model with use_cache=False"
-            )
-        sinks_H = kwargs.get("s_aux")  # a weight, and a teacher's weights are swapped out again
-        layer = LayerBatch(
-            query,
-            key,
-            (),
-            float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
-            kwargs.get("sliding_window"),
-            kwargs.get("softcap"),
-            sinks_H if sinks_H is None or torch.is_grad_enabled() else sinks_H.detach(),
-        )
-        self._captured[module] = CapturedLayer(layer, (value.detach(), output.detach()))
-
-    def verify(self, row: int, start: int, stop: int) -> "list[Check]":
+    def verify(self, layers: Sequence[CapturedLayer], row: int, start: int, stop: int) -> "list[Check]":
         """Compare the captured attention of a sequence's last position with the model's own output there.
 
         This makes the capture safe for any model: an unknown mask, bias or cap shows as a difference.
         """
         implementation = unwrap(self.model).config._attn_implementation
+        message = (
+            f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is not "
+            "the one its queries and keys give (off by {error} of its size); try attn_implementation='eager', "
+            "and if that fails too this model type is not supported"
+        )
         checks = []
-        for layer in self.layers:
+        for layer in layers:
             value_BKTD, output_BTHD = layer.evidence
             last = stop - start - 1
             role = layer.batch([(row, start, stop)]).detach().sequence(0, slice(last, last + 1))
             heads_HTS = attention_heads(role, torch.full((1,), last, device=role.query_HTD.device))
             repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
             value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)
-            error = _relative_error(output_BTHD[row, stop - 1], (heads_HTS @ value_HSD)[:, 0])
-            message = (
-                f"the {model_type(self.model)} model's attention under attn_implementation={implementation!r} is not "
-                "the one its queries and keys give (off by {error} of its size); try attn_implementation='eager', "
-                "and if that fails too this model type is not supported"
-            )
+            error = relative_error(output_BTHD[row, stop - 1], (heads_HTS @ value_HSD)[:, 0])
             checks.append(Check(error, _limit(output_BTHD, role, eager=implementation == "eager"), message))
         return checks
 
 
-@dataclass(frozen=True)
-class Check:
+def _captured_layer(
+    query: Tensor, key: Tensor, value: Tensor, output: Tensor, *, options: dict[str, Any]
+) -> CapturedLayer:
+    """Return what an attention function was called with and gave, as a layer of the loss."""
+    if query.shape[2] != key.shape[2]:
+        raise CaptureError(
+            f"expected a forward without a key-value cache, got {key.shape[2]} keys for {query.shape[2]} queries; "
+            "call the model with use_cache=False"
+        )
+    scaling = float(options.get("scaling") or query.shape[-1] ** -0.5)
+    sinks_H = options.get("s_aux")
+    if sinks_H is not None and not torch.is_grad_enabled():
+        sinks_H = sinks_H.detach()  # a weight of this moment: the teacher's weights are swapped out again
+    layer = LayerBatch(query, key, (), scaling, options.get("sliding_window"), options.get("softcap"), sinks_H)
+    return CapturedLayer(layer, (value.detach(), output.detach()))
+
+
+class Check(NamedTuple):
     """A comparison that the device makes while the host continues."""
 
     error: Tensor
     limit: Tensor
     message: str
-    """The text of the CaptureError if the error exceeds the limit; `{error}` is replaced by it."""
+    """The text of the CaptureError if the error exceeds the limit; `{error}` is replaced by the number."""
 
 
 def settle(checks: Sequence[Check]) -> None:
@@ -171,12 +158,8 @@ def settle(checks: Sequence[Check]) -> None:
             raise CaptureError(check.message.replace("{error}", f"{error:.1e}"))
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     """Return ‖actual − expected‖ / ‖expected‖, or 0 if `actual` is not finite: the loss reports that."""
-    return float(_relative_error(actual, expected))
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     actual = actual.to(expected.dtype)
     error = (actual - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny)
     return torch.where(actual.isfinite().all(), error, 0.0)
@@ -196,20 +179,17 @@ def _limit(output: Tensor, role: LayerAttention, *, eager: bool) -> Tensor:
     Eager attention rounds scores to the model's format, the others to float32, and a row's error grows with its largest
     score: Qwen2.5's first layer has scores above a thousand.
     """
-    unit = tolerance(output) if eager else 2 * torch.finfo(torch.float32).eps
-    return tolerance(output) + unit * _largest_score(role)
-
-
-def _largest_score(role: LayerAttention) -> Tensor:
     query_KRD = role.query_HTD.unflatten(0, (role.key_KSD.shape[0], -1)).flatten(1, 2)
-    return role.scaling * (query_KRD.float() @ role.key_KSD.float().transpose(1, 2)).abs().max()
+    largest_score = role.scaling * (query_KRD.float() @ role.key_KSD.float().transpose(1, 2)).abs().max()
+    unit = tolerance(output) if eager else 2 * torch.finfo(torch.float32).eps
+    return tolerance(output) + unit * largest_score
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
     """Return a model's attention modules in the order in which a forward of two tokens runs them."""
     seen: list[nn.Module] = []
 
-    def observe(module: nn.Module, *_: object) -> None:
+    def observe(module: nn.Module, *_: object, **__: object) -> None:
         if module not in seen:
             seen.append(module)
 
@@ -224,7 +204,7 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return seen
 
 
-def refuse_reentrant_checkpointing(model: nn.Module) -> None:
+def _refuse_reentrant_checkpointing(model: nn.Module) -> None:
     """Refuse reentrant checkpointing: its forward runs without a graph, so a captured tensor has no gradient."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
@@ -237,16 +217,9 @@ def refuse_reentrant_checkpointing(model: nn.Module) -> None:
             return
 
 
-def _checkpointed_ancestor(model: nn.Module, target: nn.Module) -> GradientCheckpointingLayer | None:
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer) and any(child is target for child in module.modules()):
-            return module
-    return None
-
-
 @contextmanager
-def _observed(model: nn.Module, observe: Observer) -> Iterator[None]:
-    """Within the block, `observe` sees every call of an attention function of this model, with its output."""
+def _observed(model: nn.Module, observe: Callable[..., None]) -> Iterator[None]:
+    """Within the block, call `observe(module, query, key, value, output, options=…)` after each attention function."""
     modules = set(model.modules())
     implementations = {config._attn_implementation or "eager" for config in configurations(model)}
 
@@ -259,7 +232,7 @@ def _observed(model: nn.Module, observe: Observer) -> Iterator[None]:
                 if kwargs.get("dropout"):
                     with torch.no_grad():
                         output = run(module, query, key, value, *args, **kwargs | {"dropout": 0.0})[0]
-                observe(module, query, key, value, output, kwargs)
+                observe(module, query, key, value, output, options=kwargs)
             return result
 
         return attention

@@ -11,6 +11,7 @@ Sequences share a forward in one of two layouts, and neither needs a padding mas
 Shapes: B rows of a forward, N positions of a row, T tokens of a rollout, E hidden size.
 """
 
+import functools
 import inspect
 import logging
 from collections.abc import Sequence
@@ -27,10 +28,10 @@ from transformers.masking_utils import create_masks_for_generate
 from opasd.choices import LayoutChoice, Query, Role
 from opasd.device import send, short_of_memory
 from opasd.errors import CaptureError, ConfigError
-from opasd.losses.inputs import LayerBatch, OutputHead, Span
+from opasd.losses.inputs import OutputHead, Span
 from opasd.losses.scores import ScoreBatch
 from opasd.model import varlen
-from opasd.model.capture import AttentionCapture, Check, relative_error, settle, tolerance
+from opasd.model.capture import AttentionCapture, CapturedLayer, Check, relative_error, settle, tolerance
 from opasd.model.unwrap import model_type, unwrap
 from opasd.prompts.rollout import Rollout
 
@@ -51,7 +52,6 @@ class Scorer:
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._head_verified = False
         self._checks: list[Check] = []
-        self._packing: list[str | None] = []
 
     def __call__(
         self,
@@ -68,7 +68,7 @@ class Scorer:
         """
         if not rollouts:
             raise ValueError("there are no rollouts to score")
-        if layout == "packed" and (reason := self.cannot_pack()):
+        if layout == "packed" and (reason := self.packing_obstacle):
             raise ConfigError(f"{reason}; use layout: padded")
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
         starts = tuple(len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True))
@@ -76,17 +76,15 @@ class Scorer:
         head = output_head(self.model)
         if not torch.is_grad_enabled():
             head = head.detach()  # of the weights of this moment: a teacher's are swapped out again
-        hidden_BNE, last_logits_BV, precision = self._run(inputs)
+        hidden_BNE, last_logits_BV, precision, captured = self._run(inputs)
         self._verify_head(head, hidden_BNE, last_logits_BV, precision)
-        layers: tuple[LayerBatch, ...] = ()
         if self.capture is not None:
-            # The longest sequence reaches furthest; the last of a packed row has the most to leave out.
+            # The longest sequence reaches furthest; the last one of a packed row must ignore the most.
             for span in dict.fromkeys((max(spans, key=lambda span: span[2] - span[1]), spans[-1])):
-                self._checks += self.capture.verify(*span)
-            layers = tuple(layer.batch(spans) for layer in self.capture.layers)
-            self.capture.clear()
+                self._checks += self.capture.verify(captured, *span)
         if not deferred:
             self.settle()
+        layers = tuple(layer.batch(spans) for layer in captured)
         return ScoreBatch(hidden_BNE, layers, head, tuple(spans), starts, query)
 
     def settle(self) -> None:
@@ -94,8 +92,8 @@ class Scorer:
         checks, self._checks = self._checks, []
         settle(checks)
 
-    def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype]:
-        """Return the final hidden states of all positions, the logits of the last, and the precision of the head."""
+    def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype, list[CapturedLayer]]:
+        """Return the hidden states of all positions, the last logits, the head's precision and the captured layers."""
         outputs: list[tuple[Tensor, torch.dtype]] = []
 
         def keep(_module: nn.Module, _args: Any, output: Any) -> None:
@@ -105,7 +103,7 @@ class Scorer:
 
         hook = _decoder(self.model).register_forward_hook(keep)
         try:
-            with self.capture or nullcontext():
+            with self.capture() if self.capture else nullcontext([]) as captured:
                 output = self.model(**inputs, use_cache=False, **self._keep_last)
         finally:
             hook.remove()
@@ -114,7 +112,7 @@ class Scorer:
                 f"the {model_type(self.model)} model ran its decoder {len(outputs)} times in one forward"
             )
         hidden_BNE, precision = outputs[0]
-        return hidden_BNE, output.logits[:, -1], precision
+        return hidden_BNE, output.logits[:, -1], precision, captured
 
     def _verify_head(self, head: OutputHead, hidden_BNE: Tensor, logits_BV: Tensor, precision: torch.dtype) -> None:
         """Check once that the output head read off the model gives the model's own logits."""
@@ -127,7 +125,7 @@ class Scorer:
                 f"{expected_size}; this model type is not supported"
             )
         with torch.no_grad():
-            error = relative_error(logits_BV, head.logits(hidden_BNE[:, -1]))
+            error = float(relative_error(logits_BV, head.logits(hidden_BNE[:, -1])))
         if error > tolerance(logits_BV.to(precision)):
             raise CaptureError(
                 f"the {model_type(self.model)} model's logits are not those of its output head on its final hidden "
@@ -135,13 +133,9 @@ class Scorer:
             )
         self._head_verified = True
 
-    def cannot_pack(self) -> str | None:
-        """Return why packed sequences would influence one another in this model, or None; tried once."""
-        if not self._packing:
-            self._packing.append(self._try_packing())
-        return self._packing[0]
-
-    def _try_packing(self) -> str | None:
+    @functools.cached_property
+    def packing_obstacle(self) -> str | None:
+        """Why packed sequences would influence one another in this model, or None; a trial decides."""
         hybrid = self.capture is not None and self.capture.is_hybrid
         # Layers that mix tokens with a recurrence also have a short convolution over them.
         if hybrid or any(isinstance(module, nn.Conv1d) for module in unwrap(self.model).modules()):
@@ -168,7 +162,7 @@ class Scorer:
         """Return how a packed sequence differs from the same sequence alone, or None."""
         first, second = tuple(range(1, 12)), tuple(range(5, 14))
         with varlen.observed_windows(self.model) as (in_masks, in_calls):
-            alone, _, precision = self._run(pad(self.model, [second])[0])
+            alone, _, precision, _ = self._run(pad(self.model, [second])[0])
         if in_masks - {None} != in_calls - {None}:
             return (
                 f"a window of the {model_type(self.model)} model's attention is in its mask alone, which packed "
@@ -197,7 +191,7 @@ def choose_layout(scorer: Scorer, wanted: LayoutChoice, *, device: torch.device,
     """
     if wanted == "padded" or (wanted == "auto" and device.type == "cpu"):
         return "padded"
-    if reason := scorer.cannot_pack():
+    if reason := scorer.packing_obstacle:
         if wanted == "packed":
             raise ConfigError(f"layout: packed, but {reason}; use layout: auto")
         _log.warning("rollouts of a micro-batch are padded to one length, not packed: %s", reason)

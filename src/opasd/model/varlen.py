@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -32,6 +33,8 @@ from opasd.model.unwrap import unwrap
 
 NAME = "opasd_varlen"
 ONE_BY_ONE = "one sequence at a time"
+SHARED_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""Lets query heads share a key head; torch 2.11 always does, and has no such argument."""
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
@@ -89,7 +92,7 @@ def method(model: nn.Module, *, half: bool) -> str:
     base = unwrap(model)
     if base.config._attn_implementation in FLASH:
         return str(base.config._attn_implementation)
-    return "PyTorch's varlen_attn" if base.device.type == "cuda" and half and _varlen() else ONE_BY_ONE
+    return "PyTorch's varlen_attn" if base.device.type == "cuda" and half and _gpu_has_kernels() else ONE_BY_ONE
 
 
 def packed_attention(
@@ -125,91 +128,31 @@ def packed_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    run = _by_torch if _fits_torch(query, value, sliding_window, dropout) else _one_by_one
-    return run(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window, dropout), None
-
-
-def _fits_torch(query: Tensor, value: Tensor, sliding_window: int | None, dropout: float) -> bool:
     size = query.shape[-1]
-    if not query.is_cuda or query.dtype.itemsize != 2 or dropout or size > 256 or size % 8 or value.shape[-1] != size:
-        return False
-    return bool(_varlen()) and (sliding_window is None or "window_size" in _varlen())
-
-
-@functools.cache
-def _varlen() -> frozenset[str]:
-    """Return the parameters of PyTorch's own function, which differ between releases.
-
-    There are none without such a function, or on a GPU older than its kernels.
-    """
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
-@functools.cache
-def _shares_keys() -> bool:
-    """Return whether a release without `enable_gqa` lets several query heads share a key head all the same.
-
-    Its kernels do; repeated keys would be copied in every layer.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    ends = torch.tensor([0, 3, 8], dtype=torch.int32, device="cuda")
-    generator = torch.Generator("cuda").manual_seed(0)
-    numbers = [torch.randn(8, heads, 64, device="cuda", generator=generator).bfloat16() for heads in (4, 2, 2, 4)]
-
-    def run(repeats: int) -> list[Tensor]:
-        query, key, value = (tensor.clone().requires_grad_() for tensor in numbers[:3])
-        wide_key, wide_value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
-        output = varlen_attn(query, wide_key, wide_value, ends, ends, 5, 5)
+    half_on_gpu = query.is_cuda and query.dtype.itemsize == 2 and _gpu_has_kernels()
+    if half_on_gpu and not dropout and size <= 256 and size % 8 == 0 and value.shape[-1] == size:
+        window_size = (-1 if sliding_window is None else sliding_window - 1, 0)
+        # squeezed and not indexed: the gradient of an index would be a copy
+        query_NHD, key_NKD, value_NKD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+        ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)
+        output = varlen_attn(
+            query_NHD, key_NKD, value_NKD, *ends, *longest, scale=scaling, window_size=window_size, **SHARED_KEYS
+        )
         assert isinstance(output, Tensor)
-        return [output, *torch.autograd.grad(output, (query, key, value), numbers[3])]
-
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
-        try:
-            shared, repeated = run(1), run(2)
-        except (RuntimeError, ValueError):
-            return False
-    pairs = zip(shared, repeated, strict=True)
-    return all(torch.allclose(left.float(), right.float(), atol=0.02, rtol=0.02) for left, right in pairs)
+        return output[None], None
+    return _one_by_one(query, key, value, cu_seq_lens_q, scaling, sliding_window, dropout), None
 
 
-def _by_torch(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int,
-    scaling: float | None, window: int | None, _dropout: float,
-) -> Tensor:  # fmt: skip
-    from torch.nn.attention.varlen import varlen_attn
-
-    options: dict[str, Any] = {}
-    if "window_size" in _varlen():
-        options["window_size"] = (-1 if window is None else window - 1, 0)
-    else:
-        options["is_causal"] = True
-    if "scale" in _varlen():
-        options["scale"] = scaling
-    elif scaling is not None:
-        query = query * (scaling * query.shape[-1] ** 0.5)
-    if "enable_gqa" in _varlen():
-        options["enable_gqa"] = True
-    elif query.shape[1] != key.shape[1] and not _shares_keys():
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    # squeezed and not indexed, whose gradient would be a copy
-    query_NHD, key_NKD, value_NKD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    output = varlen_attn(query_NHD, key_NKD, value_NKD, ends, ends, longest, longest, **options)
-    assert isinstance(output, Tensor)
-    return output[None]
+@functools.cache
+def _gpu_has_kernels() -> bool:
+    """Return whether the GPU is recent enough for PyTorch's `varlen_attn`."""
+    return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, _longest: int,
-    scaling: float | None, window: int | None, dropout: float,
-) -> Tensor:  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scaling: float | None, window: int | None, dropout: float
+) -> Tensor:
+    """Return the attention of each sequence alone, one after another [1, N, H, D]."""
     outputs = []
     for begin, end in pairwise(ends.tolist()):
         mask = None
