@@ -155,7 +155,8 @@ def step(trainer: OPASDTrainer, rollouts: list[Rollout]) -> None:
     backward(trainer, rollouts)
     assert isinstance(trainer.optimizer, torch.optim.Optimizer)
     trainer.optimizer.step()
-    trainer.lora_layers.weights_changed()
+    for layer in trainer.lora_layers:
+        layer.forget_rounded()
     trainer.optimizer.zero_grad(set_to_none=True)
 
 

@@ -21,9 +21,8 @@ from opasd.data.problems import Problem
 from opasd.data.sets import load_set
 from opasd.grading.verdict import is_correct
 from opasd.losses.attention import attention_losses
-from opasd.model.batches import microbatches
 from opasd.model.loading import load_model, load_tokenizer
-from opasd.model.scoring import Scorer, choose_layout
+from opasd.model.scoring import Scorer, choose_layout, microbatches
 from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 
-from opasd.model.lora import AdapterSwitch, FusedLinear, LoraProduct, speed_up
+from opasd.model.lora import FusedLinear, LoraProduct, speed_up
 from tests.models import make_model
 
 
@@ -45,17 +45,17 @@ def test_the_product_and_its_gradients_are_those_of_autograd(rows, inputs, outpu
             y = torch.nn.functional.linear(x, weight, offset) + scaling * (x @ leaves[0].T) @ leaves[1].T
         wanted = [*leaves, x] if input_grad else leaves
         results.append((y, *torch.autograd.grad(y, wanted, upstream)))
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-11)
 
 
 def test_only_plain_layers_become_fast_ones_and_are_still_those_of_peft():
     model = adapted()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    count = len(speed_up(model).layers)
+    count = len(speed_up(model))
     assert count == sum(isinstance(module, FusedLinear) for module in model.modules()) > 0
     assert all(isinstance(module, Linear) for module in model.modules() if isinstance(module, FusedLinear))
-    assert not speed_up(model).layers
+    assert not speed_up(model)
     assert before.keys() == model.state_dict().keys()
     twin = copy.deepcopy(model)
     ids = torch.arange(1, 9)[None]
@@ -70,7 +70,7 @@ def test_on_a_cpu_the_numbers_are_those_of_peft_bit_for_bit():
     assert torch.equal(model(ids).logits, expected)
 
 
-def test_rounded_weights_are_made_anew_after_a_change_and_only_then():
+def test_weights_are_rounded_again_after_a_change_and_only_then():
     model = adapted()
     speed_up(model)
     layer = next(module for module in model.modules() if isinstance(module, FusedLinear))
@@ -85,24 +85,23 @@ def test_rounded_weights_are_made_anew_after_a_change_and_only_then():
     with torch.no_grad():
         b.mul_(3)
     torch.testing.assert_close(rounded()[1], (b * 2).bfloat16())
-    kept = b.data
+    before = b.data
     b.data = torch.ones_like(b)
     torch.testing.assert_close(rounded()[1], torch.full_like(b, 2.0).bfloat16())
-    b.data = kept
+    b.data = before
     torch.testing.assert_close(rounded()[1], (b * 2).bfloat16())
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
 def test_rounded_weights_follow_every_optimizer(options):
-    """Fused ones write to the weights without telling autograd's version counter."""
-    layers = speed_up(adapted())
-    layer = layers.layers[0]
+    """Fused ones write to the weights without raising autograd's version counter."""
+    layer = speed_up(adapted())[0]
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     optimizer = torch.optim.AdamW([a, b], lr=0.1, **options)
     before = layer.rounded(torch.bfloat16, a, b, 2.0)
     a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
     optimizer.step()
-    layers.weights_changed()
+    layer.forget_rounded()
     after = layer.rounded(torch.bfloat16, a, b, 2.0)
     torch.testing.assert_close(after, (a.detach().bfloat16(), (b.detach() * 2).bfloat16()))
     assert not torch.equal(before[0], after[0])
@@ -132,26 +131,7 @@ def test_a_trained_bias_of_the_base_gets_its_gradient(trained):
     layer = next(module for module in model.modules() if isinstance(module, FusedLinear))
     layer.base_layer.bias.requires_grad_(trained)
     x = torch.zeros(1, 2, layer.in_features, dtype=torch.bfloat16).as_subclass(OnGpu)
-    assert layer._fits(x) is not trained
-
-
-@pytest.mark.parametrize("saved", [None, ["lm_head"]])
-def test_switched_off_adapters_leave_the_base_and_what_is_trained_stays_trained(saved):
-    model = adapted(modules_to_save=saved)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "modules_to_save" in name:
-                parameter.add_(0.1)
-    ids = torch.arange(1, 9)[None]
-    with model.disable_adapter():
-        expected = model(ids).logits
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    on, switch = model(ids).logits, AdapterSwitch(model)
-    with switch.off():
-        assert torch.equal(model(ids).logits, expected)
-        assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
-    assert torch.equal(model(ids).logits, on)
-    assert not torch.equal(on, expected)
+    assert layer.fits(x) is not trained
 
 
 @pytest.mark.gpu

@@ -4,15 +4,21 @@ import re
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config, Llama4TextConfig, PhiConfig, PhimoeConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from opasd.config import PromptConfig
 from opasd.errors import CaptureError, ConfigError
-from opasd.model.scoring import Scorer, output_head
+from opasd.model.scoring import Scorer, microbatches, output_head
 from opasd.model.unwrap import unwrap
+from opasd.prompts.pairs import PromptBuilder
+from opasd.prompts.rollout import Rollout
 from tests.models import CUDNN, FAMILIES, HYBRID, SIZES, add_lora, attention_function, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
+from tests.training import PROBLEMS, TOKENIZER
 
 LAYOUTS = ("padded", "packed")
 
@@ -271,3 +277,14 @@ def test_scores_carry_gradients_only_in_gradient_mode():
     with torch.no_grad(), model.disable_adapter():
         (scores,) = scorer([make_rollout()], "teacher")
     assert not scores.hidden_TE.requires_grad
+
+
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30), budget=st.integers(1, 200), packed=st.booleans())
+def test_microbatches_hold_every_rollout_once_and_keep_to_the_budget(lengths, budget, packed):
+    pair = PromptBuilder(TOKENIZER, PromptConfig()).pair(PROBLEMS[0])
+    rollouts = [Rollout(pair, (5,) * length, str(number)) for number, length in enumerate(lengths)]
+    groups = microbatches(rollouts, budget, packed=packed)
+    assert sorted(r.id for group in groups for r in group) == sorted(r.id for r in rollouts)
+    for group in groups:
+        sizes = [len(rollout.teacher_ids) for rollout in group]
+        assert len(group) == 1 or (sum(sizes) if packed else len(sizes) * max(sizes)) <= budget

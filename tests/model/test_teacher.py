@@ -51,18 +51,23 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 # ---- whose weights --------------------------------------------------------------------------------------------------
 
 
-def test_frozen_with_adapters_is_the_base_bit_for_bit_and_holds_no_copy():
+@pytest.mark.parametrize("saved", [None, ["lm_head"]])
+def test_frozen_with_adapters_is_the_base_bit_for_bit_and_holds_no_copy(saved):
     base = make_model("qwen3")
     expected = logits(base)
-    model = get_peft_model(base, LORA)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=saved))
+    names = list(trained(model))
     teacher = Teacher(model, TeacherConfig(update="frozen"))
     assert teacher.state_dict() == {}
     for _ in range(3):
         move(model)
         teacher.after_step(1)
+        student = logits(model)
         with teacher.judging():
             assert torch.equal(logits(model), expected)
-        assert not torch.equal(logits(model), expected)
+            assert list(trained(model)) == names
+        assert torch.equal(logits(model), student)
+        assert not torch.equal(student, expected)
 
 
 def test_frozen_without_adapters_is_the_initial_model():

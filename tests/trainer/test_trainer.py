@@ -25,12 +25,12 @@ from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
 from opasd.losses.objective import objective_loss
-from opasd.model.checks import leave_head, same_positions_up_to
+from opasd.model.checks import same_positions_up_to
 from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout
 from opasd.run.checkpoints import checkpoints
 from opasd.run.records import Records
-from opasd.trainer.setup import use_liger
+from opasd.trainer.setup import freeze_untied_head, use_liger
 from opasd.trainer.trainer import OPASDTrainer
 from tests import processes
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
@@ -805,7 +805,7 @@ def test_weights_without_a_gradient_are_waited_for_by_nobody(tmp_path):
     apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
     tied.lm_head.weight = tied.get_input_embeddings().weight
     for model, trained in ((tied, True), (apart, False)):
-        leave_head(model)
+        freeze_untied_head(model)
         assert model.lm_head.weight.requires_grad is trained
 
 

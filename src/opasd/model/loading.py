@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -26,9 +32,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             model_source(config), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    if not tokenizer("What is 1 + 1?", add_special_tokens=False)[
-        "input_ids"
-    ]:  # an empty one, made from the model's type
+    # transformers makes an empty tokenizer from the model's type if there is none.
+    if not tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]:
         raise ConfigError(
             f"{config.name_or_path} has no tokenizer: a text gives no token; put the tokenizer's files "
             "(tokenizer.json, tokenizer_config.json) beside the model's"
@@ -46,7 +51,14 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     elif not torch.cuda.is_available():
         options["dtype"] = torch.float32
     if config.adaptation == "qlora":
-        options["quantization_config"] = _four_bit()
+        if find_spec("bitsandbytes") is None:
+            raise ConfigError("model.adaptation: qlora needs bitsandbytes; pip install bitsandbytes")
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
     with loading_errors("model", config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(model_source(config), output_loading_info=True, **options)
     model, info = loaded
@@ -91,19 +103,6 @@ def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -
 def _named(model: PreTrainedModel, kind: type[torch.nn.Module]) -> set[str]:
     """Return the last parts of the names of the model's modules of this kind."""
     return {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, kind)}
-
-
-def _four_bit() -> Any:
-    if find_spec("bitsandbytes") is None:
-        raise ConfigError("model.adaptation: qlora needs bitsandbytes; pip install bitsandbytes")
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
 
 
 @contextmanager

@@ -11,64 +11,27 @@ this, they run PEFT's code.
 Shapes: N tokens, I inputs, O outputs, R rank.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from peft.tuners.lora.layer import Linear
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def speed_up(model: nn.Module) -> "FusedLayers":
-    """Let a model's plain LoRA layers run as above if they can."""
+def speed_up(model: nn.Module) -> "list[FusedLinear]":
+    """Let a model's plain LoRA layers run as above if they can; return them."""
     layers = [module for module in model.modules() if type(module) is Linear]
     for layer in layers:
         layer.__class__ = FusedLinear
-    return FusedLayers([layer for layer in layers if isinstance(layer, FusedLinear)])
-
-
-class FusedLayers:
-    """The layers of a model that were sped up; whoever runs the optimizer says when it changed their weights."""
-
-    def __init__(self, layers: "list[FusedLinear]") -> None:
-        self.layers = layers
-
-    def weights_changed(self) -> None:
-        """Round the weights again: fused optimizers write to them without a trace that autograd could see."""
-        for layer in self.layers:
-            layer.forget_rounded()
-
-
-class AdapterSwitch:
-    """Turn a model's adapters off and on again without a walk through its modules."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._layers = [
-            module for module in model.modules() if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
-        ]
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Within the block, the model computes without its adapters; which weights are trained does not change."""
-        before = [layer._disable_adapters for layer in self._layers]
-        for layer in self._layers:
-            layer.__dict__["_disable_adapters"] = True
-        try:
-            yield
-        finally:
-            for layer, disabled in zip(self._layers, before, strict=True):
-                layer.__dict__["_disable_adapters"] = disabled
+    return [layer for layer in layers if isinstance(layer, FusedLinear)]
 
 
 class FusedLinear(Linear):
     """PEFT's LoRA layer with a faster forward."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.disable_adapters or args or kwargs or not self._fits(x):
+        if self.disable_adapters or args or kwargs or not self.fits(x):
             return super().forward(x, *args, **kwargs)
         name = self.active_adapters[0]
         base = self.get_base_layer()
@@ -79,9 +42,9 @@ class FusedLinear(Linear):
         assert isinstance(y, Tensor)
         return y
 
-    def _fits(self, x: Tensor) -> bool:
-        base = self.get_base_layer()
-        names = self.active_adapters
+    def fits(self, x: Tensor) -> bool:
+        """Return whether the faster forward computes all that this layer does with `x`."""
+        base, names = self.get_base_layer(), self.active_adapters
         if not (x.is_cuda and x.dtype.itemsize == 2 and type(base) is nn.Linear and base.weight.dtype == x.dtype):
             return False
         if len(names) != 1 or names[0] not in self.lora_A or self.merged or names[0] in self.lora_variant:
@@ -105,7 +68,7 @@ class FusedLinear(Linear):
         return cache["_rounded_pair"]
 
     def forget_rounded(self) -> None:
-        """Round the weights again at the next forward."""
+        """Round the weights again at the next forward: fused optimizers change them without a trace for autograd."""
         vars(self).pop("_rounded_state", None)
 
     def __getstate__(self) -> dict[str, Any]:

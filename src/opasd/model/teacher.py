@@ -10,8 +10,8 @@ that train beside adapters, such as biases, are not switched off with them and h
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from peft import PeftModel
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from opasd.config import TeacherConfig
 from opasd.errors import ConfigError
-from opasd.model.lora import AdapterSwitch
 
 
 class Teacher:
@@ -32,38 +31,32 @@ class Teacher:
         self.model = model
         self.config = config
         self._modules = list(model.modules())
-        self._switch = AdapterSwitch(model)
-        self._adapters_off = config.update == "frozen" and isinstance(model, PeftModel) and add_nothing(model)
-        """Whether the teacher is the model without its adapters."""
-        self._copied: dict[str, nn.Parameter] = {}
+        without_adapters = config.update == "frozen" and isinstance(model, PeftModel) and add_nothing(model)
+        self._adapters = [
+            module
+            for module in self._modules
+            if without_adapters and isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+        ]
+        """The adapters that the teacher computes without."""
+        self._copied = {} if config.update == "live" else _trained(model, without_adapters=without_adapters)
         """The student's parameters that the teacher has its own values for."""
-        if config.update != "live":
-            with self._frozen_adapters():
-                self._copied = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._copies = {
-            name: parameter.detach().to(dtype=self._dtype(parameter), copy=True)
-            for name, parameter in self._copied.items()
-        }
+        self._copies = {name: parameter.detach().clone() for name, parameter in self._copied.items()}
+        if config.update == "ema":  # an average in bfloat16 would lose its small changes
+            self._copies = {name: c.to(torch.promote_types(c.dtype, torch.float32)) for name, c in self._copies.items()}
 
     @contextmanager
     def judging(self) -> Iterator[None]:
         """Within the block, the model computes as the teacher: without gradients and without dropout."""
-        training = [module.training for module in self._modules]
         student = {name: parameter.data for name, parameter in self._copied.items()}
-        adapters = self._switch.off() if self._adapters_off else nullcontext()
-        with torch.inference_mode(), adapters:
+        switched_off = _attribute(self._adapters, "_disable_adapters", True)
+        with torch.inference_mode(), switched_off, _attribute(self._modules, "training", False):
             try:
-                # Past `nn.Module.__setattr__`, which takes longer than everything else here.
-                for module in self._modules:
-                    module.__dict__["training"] = False
                 for name, parameter in self._copied.items():
                     parameter.data = self._copies[name].to(parameter.dtype)
                 yield
             finally:
                 for name, parameter in self._copied.items():
                     parameter.data = student[name]
-                for module, was_training in zip(self._modules, training, strict=True):
-                    module.__dict__["training"] = was_training
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -89,31 +82,40 @@ class Teacher:
         for name, copy in self._copies.items():
             copy.copy_(state[name])
 
-    def _dtype(self, parameter: nn.Parameter) -> torch.dtype:
-        # An average in bfloat16 would lose its small changes.
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        return wide if self.config.update == "ema" else parameter.dtype
 
-    @contextmanager
-    def _frozen_adapters(self) -> Iterator[None]:
-        """Within the block, only weights that stay on without the adapters are marked as trained."""
-        trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
-        with ExitStack() as stack:
-            if self._adapters_off:
-                assert isinstance(self.model, PeftModel)
-                stack.enter_context(warnings.catch_warnings())
-                # The copies hold what stays on.
-                warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")
-                stack.enter_context(self.model.disable_adapter())
-            yield
-        for name, parameter in self.model.named_parameters():  # on leaving, PEFT marks all adapter weights as trained
-            parameter.requires_grad_(trained[name])
+def _trained(model: nn.Module, *, without_adapters: bool) -> dict[str, nn.Parameter]:
+    """Return the trained parameters, or only those that stay on without the adapters."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not (without_adapters and isinstance(model, PeftModel)):
+        return trained
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")  # the copies hold the biases
+        with model.disable_adapter():
+            staying = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in model.named_parameters():  # PEFT has marked all adapter weights as trained
+        p.requires_grad_(name in trained)
+    return staying
+
+
+@contextmanager
+def _attribute(modules: Sequence[nn.Module], name: str, value: bool) -> Iterator[None]:
+    """Within the block, an attribute of all modules has this value."""
+    before = [getattr(module, name) for module in modules]
+    # Past `nn.Module.__setattr__`, which takes longer than the rest of a switch of roles.
+    for module in modules:
+        module.__dict__[name] = value
+    try:
+        yield
+    finally:
+        for module, earlier in zip(modules, before, strict=True):
+            module.__dict__[name] = earlier
 
 
 def add_nothing(model: nn.Module) -> bool:
     """Return whether the model computes the same with its adapters as without them, judged by their kind.
 
-    Adapters that were trained before do not, nor those that begin with a part of the base's weights (PiSSA, OLoRA).
+    Adapters that were trained before add something, and so do those that begin with a part of the base's weights
+    (PiSSA, OLoRA).
     """
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper):

@@ -29,10 +29,9 @@ from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import readable, thinking_prefix
 from opasd.grading.verdict import is_correct
 from opasd.losses.token import log_probabilities
-from opasd.model.batches import microbatches
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.objective import opasd_loss
-from opasd.model.scoring import Scorer, choose_layout
+from opasd.model.scoring import Scorer, choose_layout, microbatches
 from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout

@@ -1,9 +1,4 @@
-"""The problem sets of a run: what it is given made problems, tried with its prompts, and an account of both.
-
-    train = as_set(rows, on_bad_row="skip", solutions=True)
-    held_out, account = askable("aime", as_set(rows, solutions=False), builder)
-    keep({"validation_data.aime": account}, folder / "data.json")
-    check_same({"validation_data.aime": account}, folder / "data.json")    # when the run goes on
+"""An account of each problem set of a run: which rows are used, which are not and why; `data.json` keeps it.
 
 A validation set is tried before the first step: a question that cannot be asked must not end a run half-way.
 """
@@ -30,13 +25,8 @@ class Account:
     digest: str
     """Of the problems that are used, in their order."""
 
-    @property
-    def whole(self) -> bool:
-        """Whether every row is used."""
-        return self.data.kept == self.data.rows and not self.prompts.skipped
-
     def to_dict(self) -> dict[str, Any]:
-        """The account as JSON types."""
+        """Return the account as JSON types."""
         prompts = {"skipped": dict(self.prompts.skipped), "first": self.prompts.skipped_ids}
         faults = [str(fault) for fault in self.data.faults]
         return asdict(self.data) | {"faults": faults, "prompts": prompts, "digest": self.digest}
@@ -51,8 +41,8 @@ class Account:
 def askable(
     name: str, problems: RunSet, builder: PromptBuilder, *, thinking: bool | None = None
 ) -> tuple[RunSet, Account]:
-    """The problems of a validation set whose question can be asked, all of them or what its `on_bad_row` leaves."""
-    kept, report = [], PromptReport()
+    """Return the problems of a validation set that can be asked, and the account; `on_bad_row` may refuse the rest."""
+    usable, report = [], PromptReport()
     for problem in problems:
         try:
             builder.student_ids(problem.question, thinking=thinking)
@@ -62,32 +52,32 @@ def askable(
             report.skip(problem, error.reason)
         else:
             report.rows += 1
-            kept.append(problem)
-    account = Account(problems.report, report, digest(kept))
-    if not kept:
+            usable.append(problem)
+    account = Account(problems.report, report, digest(usable))
+    if not usable:
         raise ConfigError(f"no question of the validation set {name} can be asked: {account} Repair it or leave it out")
-    return RunSet(tuple(kept), problems.report, problems.on_bad_row), account
+    return RunSet(tuple(usable), problems.report, problems.on_bad_row), account
 
 
-def keep(accounts: Mapping[str, Account], path: Path) -> None:
-    """Write the accounts down, and tell of what was left out."""
+def write_accounts(accounts: Mapping[str, Account], path: Path) -> None:
+    """Write the accounts to a file, and name the sets with unused rows on stderr."""
     path.write_text(json.dumps({name: account.to_dict() for name, account in accounts.items()}, indent=2) + "\n")
     for name, account in accounts.items():
-        if not account.whole:
+        if account.data.kept < account.data.rows or account.prompts.skipped:
             sys.stderr.write(f"{name}: {account}\n")
 
 
-def check_same(accounts: Mapping[str, Account], path: Path) -> None:
-    """Refuse problems other than those that were kept account of; accounts that say nothing of them are no reason."""
+def check_same_problems(accounts: Mapping[str, Account], path: Path) -> None:
+    """Refuse problems that differ from those in an earlier account; a file without a digest refuses nothing."""
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        known = {name: before[name]["digest"] for name in accounts if name in before and "digest" in before[name]}
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        digests = {name: earlier[name]["digest"] for name in accounts if name in earlier and "digest" in earlier[name]}
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return
-    for name in known:
-        if known[name] != accounts[name].digest:
+    for name in digests:
+        if digests[name] != accounts[name].digest:
             raise ConfigError(
                 f"{name}: the problems are not those that the run in {path.parent} began with (then: "
-                f"{before[name].get('kept')} rows of {before[name].get('source')}, now: {accounts[name].data.kept}); "
+                f"{earlier[name].get('kept')} rows of {earlier[name].get('source')}, now: {accounts[name].data.kept}); "
                 "give it the same data again, or begin another run"
             )

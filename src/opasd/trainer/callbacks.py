@@ -1,11 +1,13 @@
 """What happens between the optimizer steps of a run, and the line that shows each step."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from opasd.trainer.accounts import keep
+from opasd.progress import StatusLine, clock
+from opasd.trainer.accounts import write_accounts
 
 if TYPE_CHECKING:
     from opasd.trainer.trainer import OPASDTrainer
@@ -21,33 +23,68 @@ class StepCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)  # the intervals of this run, not those of its checkpoint
         self.trainer.check()
-        account = self.trainer.folder / "data.json"
-        if state.is_world_process_zero and (state.global_step == 0 or not account.exists()):
-            keep(self.trainer.data.accounts, account)
+        path = self.trainer.folder / "data.json"
+        if state.is_world_process_zero and (state.global_step == 0 or not path.exists()):
+            write_accounts(self.trainer.data.accounts, path)
 
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.drop_spoiled_gradients()
         self._stop_clock = self.trainer.step_metrics.clock("update")
 
-    def on_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop_clock()
-        self.trainer.lora_layers.weights_changed()
+        for layer in self.trainer.lora_layers:
+            layer.forget_rounded()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         self.trainer.teacher.after_step(state.global_step)
-        self._stop_if_requested(control)
+        self.on_evaluate(args, state, control)
         if control.should_training_stop and state.global_step < state.max_steps:
             control.should_evaluate = False  # the sender of the signal may not wait; the resumed run validates
         return control
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        return self._stop_if_requested(control)
-
-    def _stop_if_requested(self, control: TrainerControl) -> TrainerControl:
+    def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        """Save and stop if any process was asked to."""
         if self.trainer.total(self.trainer.stop_requested) > 0:
             control.should_save = control.should_training_stop = self.trainer.stopped = True
         return control
+
+
+class Progress(TrainerCallback):
+    """Show a line for every step, with losses, response length, accuracy and time left.
+
+    The line is redrawn on a terminal; in a log every step has its own.
+    """
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._first = 0
+        self._line = StatusLine()
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._began, self._first = time.monotonic(), state.global_step
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        if "grad_norm" in logs:
+            self._line.show(self._step_line(state, logs))
+        elif any(name.startswith("validation/") for name in logs):
+            values = (f"{name.removeprefix('validation/')} {v:.3g}" for name, v in logs.items() if "/" in name)
+            self._line.say(f"validation  {'  '.join(values)}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._line.end()
+
+    def _step_line(self, state: TrainerState, logs: dict[str, Any]) -> str:
+        parts = [f"step {state.global_step}/{state.max_steps}", f"loss {logs['loss']:.4f}"]
+        names = (("token", "token/loss"), ("attention", "attention/divergence"), ("ρ", "attention/solution_mass"))
+        parts += [f"{label} {logs[name]:.4f}" for label, name in names if name in logs]
+        parts.append(f"length {logs['rollout/length_mean']:.0f}")
+        if "rollout/accuracy" in logs:
+            parts.append(f"accuracy {logs['rollout/accuracy']:.2f}")
+        done = state.global_step - self._first
+        left = (time.monotonic() - self._began) / max(done, 1) * (state.max_steps - state.global_step)
+        return "  ".join([*parts, f"left {clock(left)}"])

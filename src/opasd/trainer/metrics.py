@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from opasd.analysis.markers import count_markers
+from opasd.choices import FinishReason
 from opasd.evaluation.answers import Answer, readable, thinking_prefix
 from opasd.evaluation.scores import pass_at_k
 from opasd.grading.verdict import is_correct
@@ -30,16 +31,16 @@ class StepMetrics:
     """Collect the readings of one optimizer step on one process, and reduce them over all processes."""
 
     def __init__(self, model: nn.Module, *, checkpointing: bool, leak: re.Pattern[str] | None = None) -> None:
-        self.model = model
-        self.checkpointing = checkpointing
         self.leak = leak
         """Matches an answer that speaks of the teacher's context."""
-        self._cost: CostModel | None = None
+        self._cost = CostModel.of(model, checkpointing=checkpointing)
+        self._start_step()
+
+    def _start_step(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._sums: Counter[str] = Counter()
         self._rows: list[dict[str, Any]] = []
-        self._verdicts: dict[str, bool | None] = {}
         self._started = perf_counter()
 
     @contextmanager
@@ -52,44 +53,32 @@ class StepMetrics:
             stop()
 
     def clock(self, part: str) -> Callable[[], None]:
-        """Start a clock for `part` and return what stops it. A GPU's clock is read at the end of the step only."""
-        if not torch.cuda.is_initialized():
+        """Start a clock for `part` and return the function that stops it; a GPU's clock is read when the step ends."""
+        if torch.cuda.is_initialized():
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first.record()
+
+            def stop() -> None:
+                last.record()
+                self._events.append((part, first, last))
+        else:
             begin = perf_counter()
 
-            def stop_here() -> None:
+            def stop() -> None:
                 self._seconds[part] += perf_counter() - begin
-
-            return stop_here
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-
-        def stop() -> None:
-            last.record()
-            self._events.append((part, first, last))
 
         return stop
 
-    def add_rollouts(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> None:
-        """Record the step's rollouts, graded if their problem has an answer."""
+    def add_rollouts(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> list[bool | None]:
+        """Record the step's rollouts; return whether each is right, or None if its problem has no answer."""
+        verdicts: list[bool | None] = []
         for rollout, completion in zip(rollouts, completions, strict=True):
             text, answer = readable(tokenizer, rollout.completion_ids), rollout.pair.problem.answer
             prefix = thinking_prefix(tokenizer, rollout.pair.student_ids)
-            self._verdicts[rollout.id] = None if answer is None else is_correct(prefix + text, answer)
-            self._rows.append(
-                {
-                    "tokens": rollout.num_tokens,
-                    "student": len(rollout.student_ids),
-                    "teacher": len(rollout.teacher_ids),
-                    "truncated": completion.finish_reason == "length",
-                    "correct": self._verdicts[rollout.id],
-                    "markers": count_markers(text).total(),
-                    "leak": self.leak is not None and self.leak.search(text) is not None,
-                }
-            )
-
-    def verdict(self, rollout: Rollout) -> bool | None:
-        """Return whether the rollout's answer is right, or None if its problem has no answer."""
-        return self._verdicts.get(rollout.id)
+            verdicts.append(None if answer is None else is_correct(prefix + text, answer))
+            row = _row(text, rollout.num_tokens, completion.finish_reason, verdicts[-1], self.leak)
+            self._rows.append(row | {"student": len(rollout.student_ids), "teacher": len(rollout.teacher_ids)})
+        return verdicts
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add readings of this process: its share of the minibatch's mean. The step's are their mean over processes."""
@@ -97,8 +86,6 @@ class StepMetrics:
 
     def finish(self, logs: Mapping[str, float], *, skipped: bool) -> dict[str, float]:
         """Return the step's metrics over all processes, and start the next step."""
-        if self._cost is None:
-            self._cost = CostModel.of(self.model, checkpointing=self.checkpointing)
         gathered = gather_object([(self._rows, dict(self._sums), self._parts(), _peak_memory())])
         rows = [row for part, *_ in gathered for row in part]
         count = len(gathered)
@@ -118,7 +105,7 @@ class StepMetrics:
         metrics |= {f"flops/{name}": value for name, value in flops.items()}
         metrics["tokens/processed"] = processed
         metrics["skipped"] = float(skipped)
-        self._reset()
+        self._start_step()
         return metrics
 
     def _parts(self) -> dict[str, float]:
@@ -127,7 +114,6 @@ class StepMetrics:
             torch.cuda.synchronize()
         for part, first, last in self._events:
             self._seconds[part] += first.elapsed_time(last) / 1000
-        self._events.clear()
         parts = {name: self._seconds[name] for name in _PARTS}
         parts["update"] = max(parts["update"] - parts["teacher"] - parts["student"], 0.0)
         return parts
@@ -151,14 +137,6 @@ class StepMetrics:
             metrics["rollout/leaks"] = statistics.fmean(row["leak"] for row in rows)
         return metrics
 
-    def _reset(self) -> None:
-        self._seconds.clear()
-        self._events.clear()
-        self._sums.clear()
-        self._rows.clear()
-        self._verdicts.clear()
-        self._started = perf_counter()
-
 
 _PARTS = ("rollout", "teacher", "student", "update")
 
@@ -171,25 +149,21 @@ def validation_metrics(
     Avg@k is over the problems with an answer. Its standard error is over problems, for the samples of one problem are
     not independent.
     """
-    rows = [
-        (answer.problem_id, answer.correct, len(answer.ids), answer.finish_reason == "length",
-         count_markers(answer.text).total(), leak is not None and leak.search(answer.text) is not None)
-        for answer in answers
-    ]  # fmt: skip
+    rows = [{"problem": a.problem_id} | _row(a.text, len(a.ids), a.finish_reason, a.correct, leak) for a in answers]
     gathered = gather_object(rows)
-    verdicts: dict[str, list[bool]] = {}
-    for problem, correct, *_ in gathered:
-        if correct is not None:
-            verdicts.setdefault(problem, []).append(correct)
-    tokens = [length for _, _, length, *_ in gathered]
+    verdicts: defaultdict[str, list[bool]] = defaultdict(list)
+    for row in gathered:
+        if row["correct"] is not None:
+            verdicts[row["problem"]].append(row["correct"])
+    tokens, markers = ([row[name] for row in gathered] for name in ("tokens", "markers"))
     shares = [statistics.fmean(of_problem) for of_problem in verdicts.values()]
     measured: dict[str, list[float]] = {
         f"avg@{samples}": [correct for of_problem in verdicts.values() for correct in of_problem],
         "stderr": [statistics.stdev(shares) / len(shares) ** 0.5] if len(shares) > 1 else [],
         "length_mean": tokens,
-        "truncated": [cut for *_, cut, _, _ in gathered],
-        "markers_per_1000": [1000 * sum(count for *_, count, _ in gathered) / sum(tokens)] if sum(tokens) else [],
-        "leaks": [leaked for *_, leaked in gathered] if leak else [],
+        "truncated": [row["truncated"] for row in gathered],
+        "markers_per_1000": [1000 * sum(markers) / sum(tokens)] if sum(tokens) else [],
+        "leaks": [row["leak"] for row in gathered] if leak else [],
     }
     if samples > 1:
         measured |= {
@@ -198,6 +172,19 @@ def validation_metrics(
             if all(len(of_problem) >= k for of_problem in verdicts.values())
         }
     return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
+
+
+def _row(
+    text: str, num_tokens: int, finish_reason: FinishReason, correct: bool | None, leak: re.Pattern[str] | None
+) -> dict[str, Any]:
+    """Return what is counted of one completion."""
+    return {
+        "tokens": num_tokens,
+        "truncated": finish_reason == "length",
+        "correct": correct,
+        "markers": count_markers(text).total(),
+        "leak": leak is not None and leak.search(text) is not None,
+    }
 
 
 def _peak_memory() -> int:

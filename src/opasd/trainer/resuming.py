@@ -17,7 +17,7 @@ from opasd.files import full_disk_errors
 from opasd.model.teacher import Teacher
 from opasd.run.checkpoints import check_checkpoint, checkpoints, set_aside, step_of
 from opasd.run.records import Records
-from opasd.trainer.accounts import check_same
+from opasd.trainer.accounts import check_same_problems
 from opasd.trainer.setup import RunData
 
 _TEACHER = "teacher.safetensors"
@@ -53,7 +53,7 @@ class ResumableTrainer(Trainer):
         if resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)
             for folder in {self.folder, checkpoint.parent}:  # the checkpoint may belong to another run
-                check_same(self.data.accounts, folder / "data.json")
+                check_same_problems(self.data.accounts, folder / "data.json")
             step = check_checkpoint(checkpoint, self._files_to_resume())
             # A run that starts again also validates again at its start.
             self.args.eval_on_start = self._lacks_validation(step)

@@ -1,16 +1,11 @@
-"""A whole run from its configuration: load the model and the problems, train, write the result and its card.
-
-with opened(config, folder) as trainer:
-    trainer.train()
-ending = finish(trainer, config, folder)
-"""
+"""A whole run from its configuration: load the model and the problems, train, write the result and its card."""
 
 import json
 import re
 import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType, NoneType
@@ -18,21 +13,19 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import (
-    TrainingArguments,
-    set_seed,
-)
+from transformers import TrainingArguments, set_seed
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.config import DataConfig, RunConfig, TrainConfig
 from opasd.data.sets import RunSet, load_set
-from opasd.errors import ConfigError, DataError, NonFiniteError, OpasdError
+from opasd.errors import ConfigError, DataError, NonFiniteError
 from opasd.files import full_disk_errors
 from opasd.lab import LAB
 from opasd.model.loading import adapt, load_model, load_tokenizer
 from opasd.run.card import model_card
 from opasd.run.folder import check_disk
 from opasd.run.records import Records
+from opasd.trainer.setup import setting_errors
 from opasd.trainer.trainer import OPASDTrainer
 
 Ending = Literal["finished", "stopped"]
@@ -43,7 +36,9 @@ def opened(config: RunConfig, folder: Path) -> Iterator[OPASDTrainer]:
     """Load the model and the problems, and give a trainer that ends its step, saves and stops on a signal."""
     trainer = make_trainer(config, folder)
     if trainer.is_world_process_zero():
-        check_disk(folder, checkpoint_bytes(trainer.student))
+        # about a checkpoint: the trained weights, two moments of the optimizer, a teacher's copy
+        trained = [p for p in trainer.student.parameters() if p.requires_grad]
+        check_disk(folder, sum(p.numel() * (2 * p.element_size() + 8) for p in trained) + 2**24)
     try:
         with full_disk_errors(folder), _stopping_on_signals(trainer):
             yield trainer
@@ -59,7 +54,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Ending:
 
 
 def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
-    """Make the trainer of a configuration: its arguments, its model with what is trained of it, its problems."""
+    """Make the trainer of a configuration: its arguments, its model with the weights to train, its problems."""
     arguments = training_arguments(config.train, folder)
     set_seed(config.train.seed)
     tokenizer = load_tokenizer(config.model)
@@ -78,7 +73,8 @@ def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
     model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
     train_dataset = load_set(config.data, "train")
     eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
-    with _extra_errors(config.train):
+    names = ", ".join(sorted(config.train.extra))
+    with setting_errors(f"train.extra ({names})", "change or leave it out") if names else nullcontext():
         trainer = OPASDTrainer(
             model=model,
             args=arguments,
@@ -103,7 +99,9 @@ def finish(trainer: OPASDTrainer, config: RunConfig, folder: Path) -> Ending:
             f"training ended after {step} of {config.train.max_steps} steps because the data gave no more: "
             f"{len(trainer.data.pairs)} problems; give more, or leave out train.extra.dataloader_drop_last"
         )
-    if trainer.total(not _is_finite(trainer.student)) > 0:
+    # Each process looks at its own part of the trained weights.
+    trained = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.student.parameters() if p.requires_grad)
+    if trainer.total(not all(bool(weight.isfinite().all()) for weight in trained)) > 0:
         raise NonFiniteError(
             f"NaN or infinity in the weights after step {step}, so they are not saved; lower train.learning_rate"
         )
@@ -113,29 +111,17 @@ def finish(trainer: OPASDTrainer, config: RunConfig, folder: Path) -> Ending:
     return "finished"
 
 
-def _is_finite(model: torch.nn.Module) -> bool:
-    """Return whether this process's part of the trained weights is finite."""
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    local = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in trained)
-    return all(bool(weight.isfinite().all()) for weight in local)
-
-
 def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
     """Write the adapter or model, its tokenizer, and a card with the configuration and the measurements."""
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
-        described = output / "adapter_config.json"
-        if config.model.name_or_path == LAB and described.exists():
+        path = output / "adapter_config.json"
+        if config.model.name_or_path == LAB and path.exists():
             # The embedded model's folder has another path on another machine.
-            values = json.loads(described.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
-            described.write_text(json.dumps(values, indent=2), encoding="utf-8")
+            values = json.loads(path.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
+            path.write_text(json.dumps(values, indent=2), encoding="utf-8")
         rows = list(Records(trainer.metrics_file.path))
         (output / "README.md").write_text(model_card(config, rows), encoding="utf-8")
-
-
-def checkpoint_bytes(model: torch.nn.Module) -> int:
-    """Return about what a checkpoint needs: the trained weights, two moments of the optimizer, a teacher's copy."""
-    return sum(p.numel() * (2 * p.element_size() + 8) for p in model.parameters() if p.requires_grad) + 2**24
 
 
 def _validation_set(name: str, config: DataConfig) -> RunSet:
@@ -153,7 +139,7 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
     known = {field.name: set(get_args(field.type)) or {field.type} for field in fields(TrainingArguments)}
     if unknown := sorted(set(config.extra) - set(known)):
         raise ConfigError(f"train.extra: {', '.join(unknown)} is no field of TrainingArguments; see its documentation")
-    for name, value in config.extra.items():  # TrainingArguments takes anything, and it fails in the midst of a step
+    for name, value in config.extra.items():  # TrainingArguments takes anything, and fails in the middle of a step
         wanted = known[name] - {NoneType} | ({int} if float in known[name] else set())
         if wanted <= {bool, int, float} and type(value) not in wanted:
             kinds = " or ".join(sorted(kind.__name__ for kind in wanted))
@@ -168,21 +154,6 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
     possible = arguments.device.type == "cuda" and is_liger_kernel_available()
     arguments.use_liger_kernel = possible if use_liger is None else use_liger
     return arguments
-
-
-@contextmanager
-def _extra_errors(config: TrainConfig) -> Iterator[None]:
-    """Turn transformers' errors about fields that only it knows into one message that names them."""
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
-        if not config.extra or isinstance(error, OpasdError):
-            raise
-        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-        names = ", ".join(sorted(config.extra))
-        raise ConfigError(
-            f"train.extra ({names}): it cannot be trained so: {reason}; change or leave it out"
-        ) from error
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """What OPASDTrainer does before transformers' Trainer takes over: the model, the problems, the arguments."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +17,15 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from opasd.choices import StopOrSkip
 from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data.sets import Problems, RunSet, as_set, digest
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, OpasdError
 from opasd.losses import fused
-from opasd.model.checks import check_vocabulary, leave_head, takes_more_than_text, warn_of_positions
+from opasd.model.checks import same_positions_up_to
 from opasd.model.unwrap import unwrap
 from opasd.progress import with_progress
 from opasd.prompts.pairs import PromptBuilder, PromptPairs, PromptReport
 from opasd.trainer.accounts import Account, askable
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,6 @@ class RunData:
     prompt_report: PromptReport
     validation_sets: dict[str, RunSet]
     accounts: dict[str, Account]
-    longest_sequence: int
-    """The most tokens of a teacher's context with a completion behind it."""
 
 
 def prepare_model(
@@ -83,8 +85,7 @@ def prepare_data(
         validation_sets[name], accounts[f"validation_data.{name}"] = askable(
             name, problems, builder, thinking=config.validation.thinking
         )
-    longest = max(len(pair.teacher_ids) for pair in pairs) + config.rollout.max_new_tokens
-    return RunData(pairs, prompt_report, validation_sets, accounts, longest)
+    return RunData(pairs, prompt_report, validation_sets, accounts)
 
 
 def named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, RunSet]:
@@ -95,11 +96,27 @@ def named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[s
     return {str(name): as_set(problems, solutions=False) for name, problems in sets.items()}
 
 
-def check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: RunData) -> None:
-    """Refuse contexts with tokens the model has no embedding for; warn if sequences exceed its fixed positions."""
-    contexts = (ids for pair in data.pairs for ids in (pair.student_ids, pair.teacher_ids))
-    check_vocabulary(model, len(tokenizer), contexts)
-    warn_of_positions(model, data.longest_sequence)
+def check_contexts(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, pairs: PromptPairs, max_new_tokens: int
+) -> None:
+    """Refuse tokens that the model has no embedding for; warn of sequences beyond the model's fixed positions."""
+    base = unwrap(model)
+    rows = getattr(base.get_input_embeddings(), "num_embeddings", None)
+    if rows is not None and len(tokenizer) > rows:
+        largest = max(max(ids) for pair in pairs for ids in (pair.student_ids, pair.teacher_ids))
+        if largest >= rows:
+            raise ConfigError(
+                f"the tokenizer gives the token {largest}, but the model has embeddings for {rows}; give the model's "
+                "own tokenizer, or resize the embeddings"
+            )
+    longest = max(len(pair.teacher_ids) for pair in pairs) + max_new_tokens
+    if longest > (limit := same_positions_up_to(base.config)):
+        _log.warning(
+            "sequences of up to %d tokens, but beyond %d this model's positions depend on the longest sequence of a "
+            "forward: losses and rollouts then depend on which problems share one; keep sequences below that",
+            longest,
+            limit,
+        )
 
 
 def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Module, *, has_validation: bool) -> None:
@@ -123,10 +140,18 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
     if has_validation and every:
         args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, every
     args.eval_on_start = has_validation and config.validation.at_start
-    if args.ddp_find_unused_parameters is None:
-        args.ddp_find_unused_parameters = takes_more_than_text(model)
+    if args.ddp_find_unused_parameters is None:  # text never reaches the weights for images or sounds
+        model_config = unwrap(model).config
+        args.ddp_find_unused_parameters = model_config.get_text_config() is not model_config
     if config.objective.token_weight == 0 and args.world_size > 1:
-        leave_head(model)  # processes would wait for the gradient of an output head that no loss reads
+        freeze_untied_head(model)  # processes would wait for the gradient of an output head that no loss reads
+
+
+def freeze_untied_head(model: nn.Module) -> None:
+    """Freeze the output head if it is not tied to the embeddings."""
+    head, table = unwrap(model).get_output_embeddings(), unwrap(model).get_input_embeddings()
+    if head is not None and head.weight is not table.weight:
+        head.requires_grad_(False)
 
 
 def use_liger(model: nn.Module, args: TrainingArguments) -> None:
@@ -142,14 +167,20 @@ def use_liger(model: nn.Module, args: TrainingArguments) -> None:
 
 
 def check_kernels(config: ObjectiveConfig, device: torch.device) -> None:
-    """Refuse a loss whose `impl: fused` cannot run on `device`."""
-    for name, weight, loss in (
-        ("token", config.token_weight, config.token),
-        ("attention", config.attention_weight, config.attention),
-    ):
-        if weight > 0 and loss.impl == "fused" and not fused.available(device):
-            missing = "" if fused.installed() else ", and Triton is not installed"
-            raise ConfigError(
-                f"objective.{name}.impl: fused needs Triton and a CUDA device, and the model is on {device.type}"
-                f"{missing}; use auto, which takes the fastest that can run"
-            )
+    """Refuse a loss with `impl: fused` that cannot run on `device`."""
+    weighted = (("token", config.token_weight, config.token), ("attention", config.attention_weight, config.attention))
+    for name, weight, loss in weighted:
+        if weight > 0 and loss.impl == "fused" and (reason := fused.unavailable(device)):
+            raise ConfigError(f"objective.{name}.impl: fused {reason}; use auto, which takes the fastest that can run")
+
+
+@contextmanager
+def setting_errors(settings: str, advice: str) -> Iterator[None]:
+    """Turn an error of transformers about its own settings into one message that names them."""
+    try:
+        yield
+    except OpasdError:
+        raise
+    except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        raise ConfigError(f"{settings}: {reason}; {advice}") from error

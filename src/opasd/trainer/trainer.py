@@ -10,22 +10,14 @@ trackers are Trainer's. Every step's metrics go to `metrics.jsonl` in the output
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftConfig
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
 
 from opasd.analysis.leaks import leak_pattern
 from opasd.choices import StopOrSkip
@@ -35,21 +27,19 @@ from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
 from opasd.losses.objective import LossOutput, objective_loss
 from opasd.model import lora
-from opasd.model.batches import microbatches
 from opasd.model.objective import loss_arguments
-from opasd.model.scoring import Layout, Scorer, choose_layout
+from opasd.model.scoring import Layout, Scorer, choose_layout, microbatches
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
-from opasd.prompts.pairs import PromptBuilder, PromptPair, PromptPairs
+from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
 from opasd.rollout.factory import make_engine
 from opasd.run.records import Records
 from opasd.trainer import setup
-from opasd.trainer.callbacks import StepCallback
+from opasd.trainer.callbacks import Progress, StepCallback
 from opasd.trainer.metrics import StepMetrics, validation_metrics
-from opasd.trainer.progress import Progress
 from opasd.trainer.resuming import ResumableTrainer
 from opasd.trainer.window import without_repeats
 
@@ -82,15 +72,15 @@ class OPASDTrainer(ResumableTrainer):
         self.data = setup.prepare_data(
             train_dataset, eval_dataset, self.builder, self.config, on_bad_row, show_progress=args.process_index == 0
         )
-        setup.check_fit(self.student, tokenizer, self.data)
+        setup.check_contexts(self.student, tokenizer, self.data.pairs, self.config.rollout.max_new_tokens)
         has_validation = bool(self.data.validation_sets)
         setup.settle_arguments(args, self.config, self.student, has_validation=has_validation)
         super().__init__(
             model=self.student,
             args=args,
             data_collator=_collate,
-            train_dataset=_PairDataset(self.data.pairs),
-            eval_dataset=_PairDataset(self.data.pairs[:1]) if has_validation else None,
+            train_dataset=self.data.pairs,  # pyright: ignore[reportArgumentType] (it has a length and items)
+            eval_dataset=self.data.pairs[:1] if has_validation else None,  # pyright: ignore[reportArgumentType]
             processing_class=tokenizer,
             callbacks=[*(callbacks or []), StepCallback(self)],
             **kwargs,
@@ -151,10 +141,13 @@ class OPASDTrainer(ResumableTrainer):
         loss = torch.zeros((), device=self.args.device)
         with self.step_metrics.timed("update"):
             _, layout = self._scorer(model)
-            parts = microbatches(rollouts, self.config.tokens_per_microbatch, packed=layout == "packed")
-            for number, part in enumerate(parts, 1):
-                with self._exchanging_gradients(model, after_this=number == len(parts)):
-                    loss += super().training_step(model, {"rollouts": part, "num_rollouts": num_rollouts})
+            groups = microbatches(rollouts, self.config.tokens_per_microbatch, packed=layout == "packed")
+            for number, group in enumerate(groups, 1):
+                # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
+                is_last = number == len(groups)
+                self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
+                with nullcontext() if is_last else self.accelerator.no_sync(model):
+                    loss += super().training_step(model, {"rollouts": group, "num_rollouts": num_rollouts})
         return loss
 
     def roll_out(self, pairs: list[PromptPair]) -> list[Rollout]:
@@ -171,8 +164,8 @@ class OPASDTrainer(ResumableTrainer):
             Rollout(pair, completion.ids, f"step {step + 1}, {pair.problem.id}, sample {number}")
             for (pair, number), completion in zip(samples, completions, strict=True)
         ]
-        self.step_metrics.add_rollouts(rollouts, completions, self.processing_class)
-        self._save_samples(rollouts, completions)
+        verdicts = self.step_metrics.add_rollouts(rollouts, completions, self.processing_class)
+        self._save_samples(rollouts, completions, verdicts)
         return rollouts
 
     def compute_loss(
@@ -186,15 +179,13 @@ class OPASDTrainer(ResumableTrainer):
             teacher = scorer(rollouts, "teacher", **settings)
         with self.step_metrics.timed("student"):
             student = scorer(rollouts, "student", **settings)
-            # The losses choose their own precision.
-            with torch.autocast(self.args.device.type, enabled=False):
-                try:
-                    arguments = loss_arguments(rollouts, objective)
-                    output = objective_loss(student, teacher, **arguments, num_rollouts=inputs["num_rollouts"])
-                except NonFiniteError as error:
-                    scorer.settle()
-                    loss = self._non_finite(rollouts, str(error))
-                    return (loss, None) if return_outputs else loss
+            try:
+                arguments = loss_arguments(rollouts, objective)
+                output = objective_loss(student, teacher, **arguments, num_rollouts=inputs["num_rollouts"])
+            except NonFiniteError as error:
+                scorer.settle()
+                loss = self._non_finite(rollouts, str(error))
+                return (loss, None) if return_outputs else loss
         scorer.settle()  # the loss has waited for the device already
         self.step_metrics.add(output.metrics)
         return (output.loss, output) if return_outputs else output.loss
@@ -206,20 +197,9 @@ class OPASDTrainer(ResumableTrainer):
         if any(dealt_otherwise) or args.dataloader_drop_last:
             return pairs
         return without_repeats(
-            pairs,
-            self.state.global_step,
-            process=accelerator.process_index,
-            processes=accelerator.num_processes,
-            batch_size=args.train_batch_size,
-            num_problems=len(self.data.pairs),
-        )
-
-    @contextmanager
-    def _exchanging_gradients(self, model: nn.Module, *, after_this: bool) -> Iterator[None]:
-        """Let processes exchange gradients after this micro-batch, or only add them up."""
-        self.accelerator.sync_gradients = after_this  # DeepSpeed's engine reads it in its backward
-        with nullcontext() if after_this else self.accelerator.no_sync(model):
-            yield
+            pairs, self.state.global_step, process=accelerator.process_index, processes=accelerator.num_processes,
+            batch_size=args.train_batch_size, num_problems=len(self.data.pairs),
+        )  # fmt: skip
 
     def _scorer(self, model: nn.Module) -> tuple[Scorer, Layout]:
         """Return what reads the model in both roles and how rollouts share a forward; made before the first step."""
@@ -279,11 +259,15 @@ class OPASDTrainer(ResumableTrainer):
         return float(reduced)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        with _setting_errors("train.extra.optim", self.args.optim, "optim_args, adam_beta1, adam_beta2, adam_epsilon"):
+        name = getattr(self.args.optim, "value", self.args.optim)
+        advice = "change it or, in train.extra, optim_args, adam_beta1, adam_beta2, adam_epsilon"
+        with setup.setting_errors(f"train.extra.optim: {name} cannot be made", advice):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        with _setting_errors("train.lr_scheduler_type", self.args.lr_scheduler_type, "lr_scheduler_kwargs"):
+        name = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
+        advice = "change it or, in train.extra, lr_scheduler_kwargs"
+        with setup.setting_errors(f"train.lr_scheduler_type: {name} cannot be made", advice):
             return super().create_scheduler(*args, **kwargs)
 
     # ---- records ----------------------------------------------------------------------------------------------------
@@ -299,7 +283,10 @@ class OPASDTrainer(ResumableTrainer):
                 self.metrics_file.append({"step": self.state.global_step, **logs})
         super().log(logs, *args, **kwargs)
 
-    def _save_samples(self, rollouts: list[Rollout], completions: list[Completion]) -> None:
+    def _save_samples(
+        self, rollouts: list[Rollout], completions: list[Completion], verdicts: list[bool | None]
+    ) -> None:
+        """Record the first completions of the step, if it is one of those to record."""
         every, step = self.config.save_samples_every, self.state.global_step + 1
         if not every or (step - 1) % every or not self.is_world_process_zero():
             return
@@ -313,9 +300,9 @@ class OPASDTrainer(ResumableTrainer):
                 "completion": self.processing_class.decode(list(rollout.completion_ids), skip_special_tokens=True),
                 "completion_ids": list(rollout.completion_ids),
                 "finish_reason": completion.finish_reason,
-                "correct": self.step_metrics.verdict(rollout),
+                "correct": correct,
             }
-            for rollout, completion in zip(rollouts, completions, strict=True)
+            for rollout, completion, correct in zip(rollouts, completions, verdicts, strict=True)
         ]
         self.samples_file.append(*rows[: self.config.saved_samples])
 
@@ -346,29 +333,5 @@ class OPASDTrainer(ResumableTrainer):
         self.engine.close()
 
 
-@dataclass
-class _PairDataset(Dataset[PromptPair]):
-    pairs: PromptPairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> PromptPair:
-        return self.pairs[index]
-
-
 def _collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
     return {"pairs": pairs}
-
-
-@contextmanager
-def _setting_errors(setting: str, value: Any, others: str) -> Iterator[None]:
-    """Turn Trainer's errors about a setting into one message that names it and the settings beside it."""
-    try:
-        yield
-    except (ValueError, TypeError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        name = getattr(value, "value", value)
-        raise ConfigError(
-            f"{setting}: {name} cannot be made: {reason}; change it or, in train.extra, {others}"
-        ) from error

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from opasd.trainer.progress import Progress
+from opasd.trainer.callbacks import Progress
 
 ARGS = TrainingArguments(use_cpu=True, report_to=[])
 LOGS = {"loss": 0.12345, "grad_norm": 1.0, "rollout/length_mean": 812.4}
@@ -106,7 +106,7 @@ def test_on_a_real_terminal(monkeypatch):
     try:
         with open(theirs, "w", encoding="utf-8") as stream:
             run(monkeypatch, stream, [(1, LOGS), (2, LOGS)])
-        with suppress(OSError):  # how the end is told, once nobody writes any more
+        with suppress(OSError):  # the end of the stream, once nobody writes any more
             while part := os.read(ours, 65536):
                 parts.append(part)
     finally:
