@@ -67,7 +67,7 @@ def test_a_step_is_algorithm_1(tmp_path):
     """Roll out, judge the same token ids in both roles, add both losses, mean over tokens then rollouts."""
     found, _ = first_gradient(tmp_path)
     fresh = make_trainer(tmp_path / "again")
-    pairs = fresh.train_dataset.pairs
+    pairs = fresh.data.pairs
     order = [row["id"] for row in Records(tmp_path / "samples.jsonl")]
     chosen = [next(pair for pair in pairs if f" {pair.problem.id}," in name) for name in order]
     rollouts = fresh.roll_out(chosen)
@@ -736,7 +736,7 @@ def test_solutions_are_needed_only_where_the_teacher_reads_them(tmp_path):
             tmp_path / str(number), method=shown, train_dataset=problems, eval_dataset=problems, max_steps=1
         )
         trainer.train()
-        assert [pair.problem.answer for pair in trainer.train_dataset.pairs] == [str(row["answer"]) for row in rows]
+        assert [pair.problem.answer for pair in trainer.data.pairs] == [str(row["answer"]) for row in rows]
         assert json.loads((tmp_path / str(number) / "data.json").read_text())["data"]["kept"] == 8
     with pytest.raises(DataError, match='column "solution" is missing'):
         make_trainer(tmp_path, train_dataset=rows)

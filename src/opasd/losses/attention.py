@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 
 from opasd.choices import Handling, Impl, check_choice, check_positive
-from opasd.errors import ConfigError
 from opasd.losses import fused, projection
 from opasd.losses.attention_chunked import AttentionComparison, chunked_loss, make_readings, usable, visible
 from opasd.losses.divergence import formulas_of
 from opasd.losses.inputs import LayerAttention, LayerBatch
-from opasd.losses.precision import wide, without_autocast
+from opasd.losses.numerics import wide, without_autocast
 from opasd.prompts.alignment import Alignment
 
 __all__ = [
@@ -112,10 +111,13 @@ def attention_losses(
     seeds = shuffle_seeds or [0] * len(alignments)
     device, dtype = student.query_BHND.device, wide(student.query_BHND.dtype)
     with without_autocast():
-        if impl == "fused" or (impl == "auto" and student.query_BHND.is_cuda):
-            output = _fused(student, teacher, alignments, comparison, seeds, weights_T, impl)
+        if fused.chosen("attention", impl, student.query_BHND, comparison.formulas):
+            from opasd.losses.fused import attention as kernels
+
+            output = kernels.attention_losses(student, teacher, alignments, comparison, seeds, weights_T)
             if output is not None:
-                return output
+                loss, readings_5T = output
+                return AttentionLossOutput(loss, *readings_5T.unbind())
         alignments = [alignment.to("cpu") for alignment in alignments]
         lengths = [alignment.num_tokens for alignment in alignments]
         if weights_T is None:
@@ -136,49 +138,11 @@ def attention_losses(
                     student_layer, teacher_layer, alignment, comparison, weights[index], chunk_queries
                 )
                 outputs.append(AttentionLossOutput(loss, *readings_T5.unbind(-1)))
-        return _joined(outputs, student)
-
-
-def _joined(outputs: Sequence[AttentionLossOutput], student: LayerBatch) -> AttentionLossOutput:
-    """The sum of the rollouts' losses, and their readings one after another."""
-    if len(outputs) == 1:
-        return outputs[0]
-    if not outputs:
-        zero = student.query_BHND.sum(dtype=wide(student.query_BHND.dtype)) * 0
-        return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in range(5)))
-    loss = torch.stack([output.loss for output in outputs]).sum()
-    return AttentionLossOutput(loss, *(torch.cat(columns) for columns in zip(*(o[1:] for o in outputs), strict=True)))
-
-
-def _fused(
-    student: LayerBatch,
-    teacher: LayerBatch,
-    alignments: Sequence[Alignment],
-    comparison: AttentionComparison,
-    seeds: Sequence[int],
-    weights_T: Tensor | None,
-    impl: Impl,
-) -> AttentionLossOutput | None:
-    """The loss by the kernels, or None if they cannot compute it."""
-    refusal = fused.unavailable(student.query_BHND.device)
-    if refusal is None and comparison.formulas.kernel_code is None:
-        refusal = f"has no kernel for divergence: {comparison.formulas.name}"
-    if refusal is not None:
-        if impl == "fused":
-            raise ConfigError(f"impl: fused {refusal}; use impl: auto, which takes the fastest that can run")
-        fused.say_once(f"attention loss: impl: fused {refusal}; impl: chunked computes the loss")
-        return None
-    from opasd.losses.fused import attention as kernels
-    from opasd.losses.fused.attention_plan import query_ranges
-
-    ranges = query_ranges(alignments)
-    unsupported = kernels.unsupported(student, teacher, ranges)
-    if unsupported is not None:
-        fused.say_once(f"the attention loss has no kernel for {unsupported}; impl: chunked computes the loss")
-    if unsupported is not None or not len(ranges):
-        return None
-    loss, readings_5T = kernels.attention_losses(student, teacher, alignments, ranges, comparison, seeds, weights_T)
-    return AttentionLossOutput(loss, *readings_5T.unbind())
+        if not outputs:
+            zero = student.query_BHND.sum(dtype=dtype) * 0
+            return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in range(5)))
+        losses, *readings = zip(*outputs, strict=True)
+        return AttentionLossOutput(torch.stack(losses).sum(), *map(torch.cat, readings))
 
 
 def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:

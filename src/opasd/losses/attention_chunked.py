@@ -12,9 +12,8 @@ from torch import Tensor
 from opasd.choices import Handling, check_choice, check_positive
 from opasd.losses import projection
 from opasd.losses.divergence import DivergenceFormulas, entropy
-from opasd.losses.gradients import needs_gradient, relative_weights, weighted_loss
 from opasd.losses.inputs import LayerAttention
-from opasd.losses.precision import wide
+from opasd.losses.numerics import needs_gradient, relative_weights, weighted_loss, wide
 from opasd.prompts.alignment import Alignment
 
 
@@ -125,7 +124,7 @@ class _Gradients(NamedTuple):
         weighted_HCD = student.query_HTD[:, chunk.rows] * relative_T[chunk.rows, None]
         weighted = _group_heads(weighted_HCD.to(student.query_HTD.dtype), num_key_heads)
         self.key_KSD[:, keys] += _bmm(grad_grouped.transpose(1, 2), weighted)
-        if self.sinks_H is not None and grad_sink_HC is not None:
+        if self.sinks_H is not None:
             self.sinks_H.add_(grad_sink_HC @ relative_T[chunk.rows])
 
 
@@ -203,7 +202,7 @@ class _SoftmaxRows(NamedTuple):
     """Every head's attention over a range of keys, and what its backward pass needs."""
 
     probability_HCS: Tensor
-    sink_HC: Tensor | None
+    sink_HC: Tensor
     tanh_HCS: Tensor | None
 
 
@@ -220,23 +219,21 @@ def _softmax_rows(role: LayerAttention, rows: slice, query_position_C: Tensor, k
     key_position_S = torch.arange(keys.start, keys.stop, device=score_HCS.device)
     visible_CS = visible(query_position_C, key_position_S, role.sliding_window)
     score_HCS.masked_fill_(~visible_CS, -torch.inf)
-    largest_HC1 = score_HCS.amax(-1, keepdim=True)
-    if role.sinks_H is None:
-        score_HCS.sub_(largest_HC1).exp_()
-        return _SoftmaxRows(score_HCS.div_(score_HCS.sum(-1, keepdim=True)), None, tanh_HCS)
-    sinks_H11 = role.sinks_H.to(score_HCS.dtype)[:, None, None]
-    largest_HC1 = torch.maximum(largest_HC1, sinks_H11)
+    # Without a sink, its logit is −∞ and its share exactly 0.
+    sinks_H11 = score_HCS.new_full((1,), -torch.inf) if role.sinks_H is None else role.sinks_H.to(score_HCS.dtype)
+    sinks_H11 = sinks_H11[:, None, None]
+    largest_HC1 = torch.maximum(score_HCS.amax(-1, keepdim=True), sinks_H11)
     sink_HC1 = (sinks_H11 - largest_HC1).exp()
     score_HCS.sub_(largest_HC1).exp_()
     total_HC1 = score_HCS.sum(-1, keepdim=True) + sink_HC1
     return _SoftmaxRows(score_HCS.div_(total_HC1), (sink_HC1 / total_HC1)[..., 0], tanh_HCS)
 
 
-def _softmax_backward(attention: _SoftmaxRows, centred_CS: Tensor, step_C: Tensor) -> tuple[Tensor, Tensor | None]:
+def _softmax_backward(attention: _SoftmaxRows, centred_CS: Tensor, step_C: Tensor) -> tuple[Tensor, Tensor]:
     """d ℓ / d (raw scores) [H, C, S], in the attention's own buffer, and d ℓ / d (sink logits) [H, C]."""
     probability_HCS = attention.probability_HCS
     pull_HC = torch.einsum("hcs,cs->hc", probability_HCS, centred_CS)
-    grad_sink_HC = None if attention.sink_HC is None else -attention.sink_HC * pull_HC * step_C
+    grad_sink_HC = -attention.sink_HC * pull_HC * step_C
     grad_score_HCS = probability_HCS.mul_(centred_CS - pull_HC[..., None]).mul_(step_C[:, None])
     if attention.tanh_HCS is not None:
         grad_score_HCS.mul_(1 - attention.tanh_HCS.square())

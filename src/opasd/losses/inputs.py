@@ -1,23 +1,36 @@
-"""The inputs of the losses: an attention layer's queries and keys, and an output head.
+"""The inputs of the losses: an attention layer's queries and keys, an output head, and one role's forward.
 
 Shapes: B rows of a forward, H query heads, K key heads, N positions of a row, D head size; T queries and S keys of one
 rollout; C tokens, E hidden size, V vocabulary.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from opasd.losses.precision import wide
+from opasd.choices import Query
+from opasd.device import send
+from opasd.losses.numerics import wide
 
 Span = tuple[int, int, int]
 """(row, begin, end): a sequence fills positions begin … end − 1 of a row of the forward."""
 
 
+class _Tensors:
+    """A dataclass of tensors and options."""
+
+    def detach(self) -> Self:
+        """Return the same tensors without their gradients."""
+        tensors = {name: value.detach() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        instance: Any = self
+        return replace(instance, **tensors)
+
+
 @dataclass(frozen=True)
-class OutputHead:
+class OutputHead(_Tensors):
     """How hidden states become logits: z = softcap(scale · (hidden Wᵀ + bias))."""
 
     weight_VE: Tensor
@@ -25,12 +38,8 @@ class OutputHead:
     scale: float = 1.0
     softcap: float | None = None
 
-    def detach(self) -> Self:
-        bias_V = None if self.bias_V is None else self.bias_V.detach()
-        return replace(self, weight_VE=self.weight_VE.detach(), bias_V=bias_V)
-
     def logits(self, hidden_CE: Tensor) -> Tensor:
-        """The definition of z [C, V], in at least float32."""
+        """Return z [C, V] by its definition, in at least float32."""
         dtype = wide(hidden_CE.dtype)
         logits_CV = hidden_CE.to(dtype) @ self.weight_VE.to(dtype).T
         if self.bias_V is not None:
@@ -40,7 +49,7 @@ class OutputHead:
 
 
 @dataclass(frozen=True)
-class LayerAttention:
+class LayerAttention(_Tensors):
     """The queries and keys of one attention layer, one role and one rollout."""
 
     query_HTD: Tensor
@@ -55,19 +64,15 @@ class LayerAttention:
     sinks_H: Tensor | None = None
     """One more logit in each head's softmax that no position receives."""
 
-    def detach(self) -> Self:
-        sinks_H = None if self.sinks_H is None else self.sinks_H.detach()
-        return replace(self, query_HTD=self.query_HTD.detach(), key_KSD=self.key_KSD.detach(), sinks_H=sinks_H)
-
     def batch(self) -> "LayerBatch":
-        """The same rollout as a forward of its own."""
+        """Return the rollout as a forward of its own."""
         span = (0, 0, self.key_KSD.shape[1])
         options = (self.scaling, self.sliding_window, self.softcap, self.sinks_H)
         return LayerBatch(self.query_HTD[None], self.key_KSD[None], (span,), *options, only_queries=True)
 
 
 @dataclass(frozen=True)
-class LayerBatch:
+class LayerBatch(_Tensors):
     """One attention layer of a whole forward: rows of sequences, padded or packed, with any strides."""
 
     query_BHND: Tensor
@@ -81,12 +86,8 @@ class LayerBatch:
     only_queries: bool = False
     """`query_BHND` holds only the T queries of one rollout, not those of all positions."""
 
-    def detach(self) -> Self:
-        sinks_H = None if self.sinks_H is None else self.sinks_H.detach()
-        return replace(self, query_BHND=self.query_BHND.detach(), key_BKND=self.key_BKND.detach(), sinks_H=sinks_H)
-
     def sequence(self, index: int, queries: slice | Tensor) -> LayerAttention:
-        """The layer's attention for one sequence; `queries` are positions counted from the sequence's begin."""
+        """Return the layer's attention for one sequence; `queries` count positions from the sequence's begin."""
         row, begin, end = self.spans[index]
         if self.only_queries:
             query_HTD = self.query_BHND[row]
@@ -97,10 +98,65 @@ class LayerBatch:
 
 
 def _as_slice(position_T: slice | Tensor) -> slice | Tensor:
-    """Positions as a slice if they are consecutive, so that indexing copies nothing."""
+    """Return consecutive positions as a slice, so that indexing copies nothing."""
     if isinstance(position_T, slice):
         return position_T
     if not len(position_T):
         return slice(0, 0)
     first, last = int(position_T[0]), int(position_T[-1])
     return slice(first, last + 1) if last - first == len(position_T) - 1 else position_T
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One role's forward of one rollout."""
+
+    hidden_TE: Tensor
+    """Final hidden states at the positions that predict the rollout's tokens."""
+    layers: tuple[LayerAttention, ...]
+    """The captured attention layers; empty if no attention was captured."""
+
+
+@dataclass(frozen=True)
+class ScoreBatch:
+    """One role's forward of some rollouts; `batch[i]` are the `Scores` of one of them."""
+
+    hidden_BNE: Tensor
+    layers: tuple[LayerBatch, ...]
+    head: OutputHead
+    """The role's output head; without a gradient if the role was scored without one."""
+    spans: tuple[Span, ...]
+    """The span of each rollout's sequence."""
+    starts: tuple[int, ...]
+    """The position of each rollout's first token in its sequence."""
+    query: Query
+    """Which positions' attention rows belong to a token."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each rollout."""
+        return [end - begin - start for (_, begin, end), start in zip(self.spans, self.starts, strict=True)]
+
+    @property
+    def hidden_TE(self) -> Tensor:
+        """The hidden states that predict all rollouts' tokens, one rollout after another."""
+        width = self.hidden_BNE.shape[1]
+        rows = [
+            torch.arange(row * width + begin + start - 1, row * width + end - 1)
+            for (row, begin, end), start in zip(self.spans, self.starts, strict=True)
+        ]
+        index_T = torch.cat(rows) if rows else torch.empty(0, dtype=torch.long)
+        return self.hidden_BNE.flatten(0, 1).index_select(0, send(index_T, self.hidden_BNE.device))
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[Scores]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Scores:
+        (row, begin, end), start = self.spans[index], self.starts[index]
+        predicting = slice(start - 1, end - begin - 1)
+        queries = predicting if self.query == "predicting" else slice(start, end - begin)
+        layers = tuple(layer.sequence(index, queries) for layer in self.layers)
+        return Scores(self.hidden_BNE[row, begin:end][predicting], layers)

@@ -16,7 +16,7 @@ from torch import Tensor
 from opasd.device import send
 from opasd.errors import NonFiniteError
 from opasd.losses.attention import attention_losses
-from opasd.losses.scores import ScoreBatch
+from opasd.losses.inputs import ScoreBatch
 from opasd.losses.token import token_loss
 from opasd.prompts.alignment import Alignment
 

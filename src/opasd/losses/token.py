@@ -20,7 +20,6 @@ Of `fused`: two buffers [C, V] in the hidden states' own precision, three with `
 Shapes: T tokens, E hidden size, V vocabulary; C tokens of a chunk.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,12 +27,10 @@ import torch
 from torch import Tensor
 
 from opasd.choices import Clip, Impl, check_choice, check_positive
-from opasd.errors import ConfigError
 from opasd.losses import fused
 from opasd.losses.divergence import entropy, formulas_of
-from opasd.losses.gradients import relative_weights, weighted_loss
 from opasd.losses.inputs import OutputHead
-from opasd.losses.precision import wide, without_autocast
+from opasd.losses.numerics import relative_weights, weighted_loss, wide, without_autocast
 from opasd.losses.token_chunked import (
     TokenComparison,
     TokenGradients,
@@ -91,16 +88,23 @@ def token_loss(
     with without_autocast():
         if impl == "reference":
             return _reference(student, teacher, comparison, weights_T)
-        method = _choose_method(impl, student, teacher, comparison, chunk_tokens)
-        gradients = TokenGradients.empty(student, method.hidden_dtype)
+        vocabulary = student_head.weight_VE.shape[0]
+        compare, gradient_dtype = compare_chunk, dtype
+        if fused.chosen("token", impl, student_hidden_TE, comparison.formulas, _mixed_precision(student, teacher)):
+            from opasd.losses.fused import token as kernels
+
+            compare, gradient_dtype = kernels.compare_chunk, student_hidden_TE.dtype
+            chunk_tokens = chunk_tokens or kernels.default_chunk_tokens(student_hidden_TE, vocabulary, comparison.top_k)
+        chunk_tokens = chunk_tokens or default_chunk_tokens(vocabulary)
+        gradients = TokenGradients.empty(student, gradient_dtype)
         needs_grad = any(gradient is not None for gradient in gradients)
         relative_T, unit = relative_weights(weights_T)
         readings_T4 = torch.empty(num_tokens, 4, dtype=dtype, device=device)
         with torch.no_grad():
-            for start in range(0, num_tokens, method.chunk_tokens):
-                rows = slice(start, start + method.chunk_tokens)
+            for start in range(0, num_tokens, chunk_tokens):
+                rows = slice(start, start + chunk_tokens)
                 chunk = student.rows(rows)
-                readings_T4[rows], grad_CV = method.compare(chunk, teacher.rows(rows), comparison, needs_grad)
+                readings_T4[rows], grad_CV = compare(chunk, teacher.rows(rows), comparison, needs_grad)
                 if grad_CV is not None:
                     factor_C = comparison.factor(relative_T[rows], readings_T4[rows])
                     gradients.add(rows, chunk, grad_CV, factor_C[:, None])
@@ -156,42 +160,10 @@ def _lump(probability_TV: Tensor, top_TK: Tensor) -> Tensor:
     return torch.cat([probability_TV.gather(-1, top_TK), rest_TV.sum(-1, keepdim=True)], -1)
 
 
-class _Method(NamedTuple):
-    """One way to compare chunks; `compare_chunk` in `token_chunked.py` says what `compare` takes and returns."""
-
-    compare: Callable[[TokenRole, TokenRole, TokenComparison, bool], tuple[Tensor, Tensor | None]]
-    chunk_tokens: int
-    hidden_dtype: torch.dtype
-    """Holds the gradient of the hidden states until the backward pass."""
-
-
-def _choose_method(
-    impl: Impl, student: TokenRole, teacher: TokenRole, comparison: TokenComparison, chunk_tokens: int | None
-) -> _Method:
-    """The kernels if `impl` wants them and they can compute the loss, else chunks in plain PyTorch."""
-    hidden_TE, vocabulary = student.hidden_TE, student.head.weight_VE.shape[0]
-    if impl == "fused" or (impl == "auto" and hidden_TE.is_cuda):
-        tensors = (hidden_TE, student.head.weight_VE, teacher.hidden_TE, teacher.head.weight_VE)
-        refusal = _fused_refusal(tensors, comparison)
-        if refusal is None:
-            from opasd.losses.fused import token as kernels
-
-            chunk_tokens = chunk_tokens or kernels.default_chunk_tokens(hidden_TE, vocabulary, comparison.top_k)
-            return _Method(kernels.compare_chunk, chunk_tokens, hidden_TE.dtype)
-        if impl == "fused":
-            raise ConfigError(f"impl: fused {refusal}; use impl: auto, or chunked")
-        fused.say_once(f"token loss: impl: fused {refusal}; impl: chunked computes the loss")
-    return _Method(compare_chunk, chunk_tokens or default_chunk_tokens(vocabulary), wide(hidden_TE.dtype))
-
-
-def _fused_refusal(tensors: tuple[Tensor, ...], comparison: TokenComparison) -> str | None:
-    """Why the kernels cannot be used, or None."""
-    if (reason := fused.unavailable(tensors[0].device)) is not None:
-        return reason
-    if comparison.formulas.kernel_code is None:
-        return f"has no kernel for divergence: {comparison.formulas.name}"
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(dtypes) > 1 or not dtypes <= {torch.bfloat16, torch.float16, torch.float32}:
-        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        return f"needs hidden states and output heads all in bfloat16, all in float16 or all in float32, got {names}"
-    return None
+def _mixed_precision(student: TokenRole, teacher: TokenRole) -> str | None:
+    """Return why the kernels cannot read tensors of these precisions, or None."""
+    dtypes = {tensor.dtype for role in (student, teacher) for tensor in (role.hidden_TE, role.head.weight_VE)}
+    if len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16, torch.float32}:
+        return None
+    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+    return f"needs hidden states and output heads all in bfloat16, all in float16 or all in float32, got {names}"

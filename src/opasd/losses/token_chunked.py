@@ -11,9 +11,8 @@ from torch import Tensor
 
 from opasd.choices import Clip, check_choice, check_positive
 from opasd.losses.divergence import LOG_SMALLEST, DivergenceFormulas
-from opasd.losses.gradients import needs_gradient
 from opasd.losses.inputs import OutputHead
-from opasd.losses.precision import wide
+from opasd.losses.numerics import needs_gradient, wide
 
 WORKSPACE_BUFFERS = 10
 WORKSPACE_BYTES = 512 * 2**20

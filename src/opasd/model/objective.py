@@ -6,9 +6,8 @@ from typing import Any
 
 from opasd.config import ObjectiveConfig
 from opasd.errors import ConfigError
-from opasd.losses.inputs import OutputHead
+from opasd.losses.inputs import OutputHead, ScoreBatch
 from opasd.losses.objective import LossOutput, objective_loss
-from opasd.losses.scores import ScoreBatch
 from opasd.prompts.alignment import align
 from opasd.prompts.rollout import Rollout
 

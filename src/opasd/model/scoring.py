@@ -28,8 +28,7 @@ from transformers.masking_utils import create_masks_for_generate
 from opasd.choices import LayoutChoice, Query, Role
 from opasd.device import send, short_of_memory
 from opasd.errors import CaptureError, ConfigError
-from opasd.losses.inputs import OutputHead, Span
-from opasd.losses.scores import ScoreBatch
+from opasd.losses.inputs import OutputHead, ScoreBatch, Span
 from opasd.model import varlen
 from opasd.model.capture import AttentionCapture, CapturedLayer, Check, relative_error, settle, tolerance
 from opasd.model.unwrap import model_type, unwrap

@@ -325,9 +325,7 @@ def test_a_kernel_that_does_not_know_a_divergence_does_not_compile(kernel_code, 
     formulas = replace(DIVERGENCES["jsd"], name="fourth", kernel_code=kernel_code)
     comparison = AttentionComparison(formulas, 0.5, "project")
     with pytest.raises(Exception, match="the kernels do not know this divergence"):
-        kernels.attention_losses(
-            student, teacher, [alignment], attention_plan.query_ranges([alignment]), comparison, [0], None
-        )
+        kernels.attention_losses(student, teacher, [alignment], comparison, [0], None)
 
 
 # ------------------------------------------------------------------------------------------------------------- GPU

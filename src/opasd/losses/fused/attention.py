@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from opasd.losses.attention_chunked import AttentionComparison
-from opasd.losses.fused import attention_backward, attention_forward
-from opasd.losses.fused.attention_plan import LaunchPlan, make_launch_plan
+from opasd.losses.fused import attention_backward, attention_forward, say_once
+from opasd.losses.fused.attention_plan import LaunchPlan, make_launch_plan, query_ranges
 from opasd.losses.fused.launch import launch
 from opasd.losses.inputs import LayerBatch
 from opasd.prompts.alignment import Alignment
@@ -99,7 +99,7 @@ def _gpu(device: torch.device) -> _Gpu:
     return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
 
 
-def unsupported(student: LayerBatch, teacher: LayerBatch, ranges: np.ndarray) -> str | None:
+def _unsupported(student: LayerBatch, teacher: LayerBatch, ranges: np.ndarray) -> str | None:
     """The property of the inputs that these kernels cannot handle, or None."""
     tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
     head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
@@ -126,12 +126,16 @@ def attention_losses(
     student: LayerBatch,
     teacher: LayerBatch,
     alignments: Sequence[Alignment],
-    ranges: np.ndarray,
     comparison: AttentionComparison,
     seeds: Sequence[int],
     weights_T: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Σ weight·ℓ over all steps of all rollouts, at least one, and the readings [5, ΣT]; `ranges` by `query_ranges`."""
+) -> tuple[Tensor, Tensor] | None:
+    """Return Σ weight·ℓ over all steps of all rollouts, and the readings [5, ΣT]; None without steps or a kernel."""
+    ranges = query_ranges(alignments)
+    if (reason := _unsupported(student, teacher, ranges)) is not None:
+        say_once(f"the attention loss has no kernel for {reason}; impl: chunked computes the loss")
+    if reason is not None or not len(ranges):
+        return None
     query, key = (_aligned(tensor) for tensor in (student.query_BHND, student.key_BKND))
     student, teacher = replace(student, query_BHND=query, key_BKND=key), teacher.detach()
     teacher = replace(teacher, query_BHND=_aligned(teacher.query_BHND), key_BKND=_aligned(teacher.key_BKND))

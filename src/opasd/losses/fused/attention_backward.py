@@ -3,28 +3,7 @@
 import triton
 import triton.language as tl
 
-from opasd.losses.fused.attention_tables import (
-    COUNTS,
-    FIRST_ROW,
-    GRAD_KEY,
-    GRAD_QUERY,
-    PLANE,
-    STATISTICS,
-    STEPS,
-    STUDENT_KEY,
-    STUDENT_POSITION,
-    STUDENT_QUERY,
-    WIDTH,
-    block_at,
-    block_of,
-    field,
-    logits,
-    number,
-    offset_of,
-    sees,
-    spans,
-    vectors,
-)
+from opasd.losses.fused import attention_tables as tables
 
 # A kernel's language is not quite Python:
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -55,12 +34,12 @@ def _attention_tile(
     """Keys, logits, probabilities (zero where unseen) and centred slopes of one tile."""
     q, K, k_n, C, width, start, inner, lse, position, end, window, scale, cap = rows
     key = first + tl.arange(0, BN)
-    k = vectors(K, key, k_n, key < end, D, DP, MASKED)
+    k = tables.vectors(K, key, k_n, key < end, D, DP, MASKED)
     centred = tl.load(C + inner[:, None] * width + (key - start)[None, :]).to(tl.float32)
-    logit = logits(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale, cap, CAPPED)
+    logit = tables.logits(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale, cap, CAPPED)
     probability = tl.exp2(logit - lse[:, None])
     if MASKED:
-        seen = sees(position[:, None], key[None, :], window, WINDOWED) & (key < end)[None, :]
+        seen = tables.sees(position[:, None], key[None, :], window, WINDOWED) & (key < end)[None, :]
         probability = tl.where(seen, probability, 0.0)
         centred = tl.where(seen, centred, 0.0)
     return k, logit, probability, centred
@@ -94,7 +73,7 @@ def _query_span(
     return total
 
 
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
+@triton.jit(do_not_specialize=tables.COUNTS, do_not_specialize_on_alignment=tables.STATISTICS)
 def query_gradients(
     Q, K, CENTRED, SEQUENCES, BLOCKS, LSE, PULL, UPSTREAM, DQ, q_h, q_n, k_h, k_n, dq_h, dq_n, num_rows, window,
     scale, cap, scaling,
@@ -108,49 +87,42 @@ def query_gradients(
     block = tl.load(BLOCKS + tile // (ROWS // BM) * 2 + 1).to(tl.int32)
     inner = tile % (ROWS // BM) * BM
     row = block * ROWS + inner
-    steps = number(SEQUENCES, sequence, STEPS)
+    steps = tables.number(SEQUENCES, sequence, tables.STEPS)
     if row < steps:
-        offset, width, start = block_of(SEQUENCES, sequence, block, window, WINDOWED, ROWS)
+        offset, width, start = tables.block_of(SEQUENCES, sequence, block, window, WINDOWED, ROWS)
         step = row + tl.arange(0, BM)
         inside = step < steps
-        first = number(SEQUENCES, sequence, STUDENT_POSITION) + row
+        first = tables.number(SEQUENCES, sequence, tables.STUDENT_POSITION) + row
         position = first + tl.arange(0, BM)
         last = first + tl.minimum(BM, steps - row) - 1
-        q = vectors(
-            Q + offset_of(SEQUENCES, sequence, STUDENT_QUERY) + head * q_h, step, q_n, inside, D, DP, True
+        q = tables.vectors(
+            Q + tables.offset_of(SEQUENCES, sequence, tables.STUDENT_QUERY) + head * q_h, step, q_n, inside, D, DP, True
         )  # fmt: skip
-        K += offset_of(SEQUENCES, sequence, STUDENT_KEY) + (head // GROUP) * k_h
+        K += tables.offset_of(SEQUENCES, sequence, tables.STUDENT_KEY) + (head // GROUP) * k_h
         C = CENTRED + offset
         plane_row = inner + tl.arange(0, BM)
-        statistics = head * num_rows + number(SEQUENCES, sequence, FIRST_ROW) + step
+        statistics = head * num_rows + tables.number(SEQUENCES, sequence, tables.FIRST_ROW) + step
         lse = tl.load(LSE + statistics, mask=inside, other=0.0)
-        low, full_low, full_high, high = spans(first, last, window, WINDOWED, BN)
-        rows = (q, K, k_n, C, width, start, plane_row, lse, position, high, window, scale, cap)
+        bounds = tables.spans(first, last, window, WINDOWED, BN)
+        rows = (q, K, k_n, C, width, start, plane_row, lse, position, bounds[3], window, scale, cap)
 
         pull = tl.zeros((BM,), tl.float32)
-        if WINDOWED:
-            pull = _pull_span(rows, low, full_low, pull, True, CAPPED, WINDOWED, D, DP, BN, PRECISION)
-        pull = _pull_span(rows, full_low, full_high, pull, False, CAPPED, WINDOWED, D, DP, BN, PRECISION)
-        pull = _pull_span(rows, full_high, high, pull, True, CAPPED, WINDOWED, D, DP, BN, PRECISION)
+        for part in tl.static_range(0 if WINDOWED else 1, 3):
+            pull = _pull_span(
+                rows, bounds[part], bounds[part + 1], pull, part != 1, CAPPED, WINDOWED, D, DP, BN, PRECISION
+            )
         tl.store(PULL + statistics, pull, mask=inside)
         if WANTED:
             total = tl.zeros((BM, DP), tl.float32)
-            if WINDOWED:
+            for part in tl.static_range(0 if WINDOWED else 1, 3):
                 total = _query_span(
-                    rows, low, full_low, pull, total,
-                    True, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
+                    rows, bounds[part], bounds[part + 1], pull, total,
+                    part != 1, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
                 )  # fmt: skip
-            total = _query_span(
-                rows, full_low, full_high, pull, total,
-                False, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
-            )  # fmt: skip
-            total = _query_span(
-                rows, full_high, high, pull, total,
-                True, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
-            )  # fmt: skip
             total *= scaling * tl.load(UPSTREAM)
             d = tl.arange(0, DP)
-            out = DQ + offset_of(SEQUENCES, sequence, GRAD_QUERY) + head * dq_h + step[:, None] * dq_n + d[None, :]
+            DQ += tables.offset_of(SEQUENCES, sequence, tables.GRAD_QUERY)
+            out = DQ + head * dq_h + step[:, None] * dq_n + d[None, :]
             tl.store(out, total.to(DQ.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
 
 
@@ -170,13 +142,13 @@ def _key_span(
         first_head = head * GROUP + item % (GROUP // HEADS) * HEADS
         step = row + tl.arange(0, BM)
         inside = step < steps
-        offset, pitch, start = block_at(plane, width, position, row // ROWS, window, WINDOWED, ROWS)
+        offset, pitch, start = tables.block_at(plane, width, position, row // ROWS, window, WINDOWED, ROWS)
         c_row = row % ROWS + tl.arange(0, BM)
         centred = tl.trans(tl.load(C + offset + c_row[:, None] * pitch + (key - start)[None, :])).to(tl.float32)
         if MASKED:
-            seen = sees((position + step)[None, :], key[:, None], window, WINDOWED) & inside[None, :]
+            seen = tables.sees((position + step)[None, :], key[:, None], window, WINDOWED) & inside[None, :]
         for i in tl.static_range(HEADS):
-            q = vectors(Q + (first_head + i) * q_h, step, q_n, inside, D, DP, MASKED)
+            q = tables.vectors(Q + (first_head + i) * q_h, step, q_n, inside, D, DP, MASKED)
             statistics = (first_head + i) * num_rows + first_row + step
             if MASKED:
                 lse = tl.load(LSE + statistics, mask=inside, other=0.0)
@@ -184,7 +156,7 @@ def _key_span(
             else:
                 lse = tl.load(LSE + statistics)
                 pull = tl.load(PULL + statistics)
-            logit = logits(tl.dot(k, tl.trans(q), input_precision=PRECISION), scale, cap, CAPPED)
+            logit = tables.logits(tl.dot(k, tl.trans(q), input_precision=PRECISION), scale, cap, CAPPED)
             gradient = tl.exp2(logit - lse[None, :]) * (centred - pull[None, :])
             if CAPPED:
                 gradient *= _cap_slope(logit, cap)
@@ -194,7 +166,7 @@ def _key_span(
     return total
 
 
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
+@triton.jit(do_not_specialize=tables.COUNTS, do_not_specialize_on_alignment=tables.STATISTICS)
 def key_gradients(
     Q, K, CENTRED, SEQUENCES, TILES, LSE, PULL, UPSTREAM, DK, q_h, q_n, k_h, k_n, dk_h, dk_n, num_rows, window,
     scale, cap, scaling,
@@ -206,16 +178,16 @@ def key_gradients(
     head, item = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(TILES + item * 2)
     begin = (tl.load(TILES + item * 2 + 1) * BN).to(tl.int32)
-    steps = number(SEQUENCES, sequence, STEPS)
-    position = number(SEQUENCES, sequence, STUDENT_POSITION)
-    first_row = number(SEQUENCES, sequence, FIRST_ROW)
-    plane, width = field(SEQUENCES, sequence, PLANE), number(SEQUENCES, sequence, WIDTH)
+    steps = tables.number(SEQUENCES, sequence, tables.STEPS)
+    position = tables.number(SEQUENCES, sequence, tables.STUDENT_POSITION)
+    first_row = tables.number(SEQUENCES, sequence, tables.FIRST_ROW)
+    plane, width = tables.field(SEQUENCES, sequence, tables.PLANE), tables.number(SEQUENCES, sequence, tables.WIDTH)
     key = begin + tl.arange(0, BN)
     exists = key < position + steps
-    k = vectors(
-        K + offset_of(SEQUENCES, sequence, STUDENT_KEY) + head * k_h, key, k_n, exists, D, DP, True
+    k = tables.vectors(
+        K + tables.offset_of(SEQUENCES, sequence, tables.STUDENT_KEY) + head * k_h, key, k_n, exists, D, DP, True
     )  # fmt: skip
-    Q += offset_of(SEQUENCES, sequence, STUDENT_QUERY)
+    Q += tables.offset_of(SEQUENCES, sequence, tables.STUDENT_QUERY)
 
     # Steps in [low, high) see some key of the tile; in [full_low, full_high), whole tiles, every key.
     low = tl.maximum(begin - position, 0) // BM * BM
@@ -232,19 +204,13 @@ def key_gradients(
         scale, cap,
     )  # fmt: skip
     total = tl.zeros((BN, DP), tl.float32)
-    total = _key_span(
-        keys, low, full_low, total,
-        True, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
-    )  # fmt: skip
-    total = _key_span(
-        keys, full_low, full_high, total,
-        False, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
-    )  # fmt: skip
-    total = _key_span(
-        keys, full_high, high, total,
-        True, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
-    )  # fmt: skip
+    bounds = (low, full_low, full_high, high)
+    for part in tl.static_range(3):
+        total = _key_span(
+            keys, bounds[part], bounds[part + 1], total,
+            part != 1, CAPPED, WINDOWED, GROUP, HEADS, D, DP, ROWS, BM, PRECISION, LOW, GRADIENT_PRECISION,
+        )  # fmt: skip
     total *= scaling * tl.load(UPSTREAM)
     d = tl.arange(0, DP)
-    out = DK + offset_of(SEQUENCES, sequence, GRAD_KEY) + head * dk_h + key[:, None] * dk_n + d[None, :]
+    out = DK + tables.offset_of(SEQUENCES, sequence, tables.GRAD_KEY) + head * dk_h + key[:, None] * dk_n + d[None, :]
     tl.store(out, total.to(DK.dtype.element_ty), mask=exists[:, None] & (d < D)[None, :])

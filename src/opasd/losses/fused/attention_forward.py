@@ -7,31 +7,7 @@ first column, its position in each role, and the windows.
 import triton
 import triton.language as tl
 
-from opasd.losses.fused.attention_tables import (
-    COUNTS,
-    FIRST_ROW,
-    FLAGS,
-    LINKS,
-    LOG2E,
-    SOLUTION_BEGIN,
-    SOLUTION_END,
-    STATISTICS,
-    STEPS,
-    STUDENT_KEY,
-    STUDENT_POSITION,
-    STUDENT_QUERY,
-    TEACHER_KEY,
-    TEACHER_POSITION,
-    TEACHER_QUERY,
-    block_of,
-    field,
-    logits,
-    number,
-    offset_of,
-    sees,
-    spans,
-    vectors,
-)
+from opasd.losses.fused import attention_tables as tables
 from opasd.losses.fused.divergence import log, slope, terms
 from opasd.losses.projection import LEAST_MASS as LEAST_MASS_OF_A_ROW
 
@@ -56,10 +32,10 @@ def _normaliser_span(
     largest, total, tally = state
     for first in range(low, high, BN):
         key = first + tl.arange(0, BN)
-        k = vectors(K, key, k_n, key < end, D, DP, MASKED)
-        logit = logits(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale, cap, CAPPED)
+        k = tables.vectors(K, key, k_n, key < end, D, DP, MASKED)
+        logit = tables.logits(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale, cap, CAPPED)
         if MASKED:
-            seen = sees(position[:, None], key[None, :], window, WINDOWED) & (key < end)[None, :]
+            seen = tables.sees(position[:, None], key[None, :], window, WINDOWED) & (key < end)[None, :]
             logit = tl.where(seen, logit, -float("inf"))
         new = tl.maximum(largest, tl.max(logit, 1))
         if MASKED:
@@ -83,32 +59,28 @@ def _normalise_rows(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The normalisers of BM steps of one role and head."""
-    steps = number(SEQUENCES, sequence, STEPS)
+    steps = tables.number(SEQUENCES, sequence, tables.STEPS)
+    q_offset = tables.offset_of(SEQUENCES, sequence, tables.TEACHER_QUERY if TEACHER else tables.STUDENT_QUERY)
+    k_offset = tables.offset_of(SEQUENCES, sequence, tables.TEACHER_KEY if TEACHER else tables.STUDENT_KEY)
+    first = tables.number(SEQUENCES, sequence, tables.TEACHER_POSITION if TEACHER else tables.STUDENT_POSITION) + row
     if TEACHER:
-        q_offset = offset_of(SEQUENCES, sequence, TEACHER_QUERY)
-        k_offset = offset_of(SEQUENCES, sequence, TEACHER_KEY)
-        first = number(SEQUENCES, sequence, TEACHER_POSITION) + row
-        SOLUTION += field(SEQUENCES, sequence, FLAGS)
-    else:
-        q_offset = offset_of(SEQUENCES, sequence, STUDENT_QUERY)
-        k_offset = offset_of(SEQUENCES, sequence, STUDENT_KEY)
-        first = number(SEQUENCES, sequence, STUDENT_POSITION) + row
+        SOLUTION += tables.field(SEQUENCES, sequence, tables.FLAGS)
     step = row + tl.arange(0, BM)
     position = first + tl.arange(0, BM)
     last = first + tl.minimum(BM, steps - row) - 1
-    q = vectors(Q + q_offset + head * q_h, step, q_n, step < steps, D, DP, True)
+    q = tables.vectors(Q + q_offset + head * q_h, step, q_n, step < steps, D, DP, True)
     K += k_offset + (head // GROUP) * k_h
     state = (tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32))
 
-    low, full_low, full_high, high = spans(first, last, window, WINDOWED, BN)
+    low, full_low, full_high, high = tables.spans(first, last, window, WINDOWED, BN)
     rows = (q, K, k_n, SOLUTION, position, high, window, scale, cap)
     if WINDOWED:
         state = _normaliser_span(
             rows, low, full_low, state, True, TEACHER, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION
         )
     if TEACHER:
-        begin = number(SEQUENCES, sequence, SOLUTION_BEGIN) // BN * BN
-        end = tl.cdiv(number(SEQUENCES, sequence, SOLUTION_END), BN) * BN
+        begin = tables.number(SEQUENCES, sequence, tables.SOLUTION_BEGIN) // BN * BN
+        end = tl.cdiv(tables.number(SEQUENCES, sequence, tables.SOLUTION_END), BN) * BN
         begin = tl.minimum(tl.maximum(begin, full_low), full_high)
         end = tl.minimum(tl.maximum(end, begin), full_high)
         state = _normaliser_span(
@@ -123,19 +95,19 @@ def _normalise_rows(
         rows, full_high, high, state, True, TEACHER, TEACHER, CAPPED, WINDOWED, D, DP, BN, PRECISION
     )
     if SINK:
-        sink = tl.load(SINKS + head).to(tl.float32) * LOG2E
+        sink = tl.load(SINKS + head).to(tl.float32) * tables.LOG2E
         new = tl.maximum(largest, sink)
         shrink = tl.exp2(largest - new)
         total = total * shrink + tl.exp2(sink - new)
         tally *= shrink
         largest = new
-    out = head * num_rows + number(SEQUENCES, sequence, FIRST_ROW) + step
+    out = head * num_rows + tables.number(SEQUENCES, sequence, tables.FIRST_ROW) + step
     tl.store(LSE + out, largest + tl.log2(total), mask=step < steps)
     if TEACHER:
         tl.store(SHARE + out, tally / total, mask=step < steps)
 
 
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
+@triton.jit(do_not_specialize=tables.COUNTS, do_not_specialize_on_alignment=tables.STATISTICS)
 def normalisers(
     QS, KS, QT, KT, SINKS_S, SINKS_T, SEQUENCES, BLOCKS, SOLUTION, LSE_S, LSE_T, SHARE,
     qs_h, qs_n, ks_h, ks_n, qt_h, qt_n, kt_h, kt_n, num_rows, window_s, window_t, scale_s, scale_t, cap_s, cap_t,
@@ -147,7 +119,7 @@ def normalisers(
     tile, teacher = item // 2, item % 2 == 0
     sequence = tl.load(BLOCKS + tile // (ROWS // BM) * 2)
     row = (tl.load(BLOCKS + tile // (ROWS // BM) * 2 + 1) * ROWS).to(tl.int32) + tile % (ROWS // BM) * BM
-    if row < number(SEQUENCES, sequence, STEPS):
+    if row < tables.number(SEQUENCES, sequence, tables.STEPS):
         if teacher:
             _normalise_rows(
                 QT, KT, SINKS_T, SEQUENCES, SOLUTION, LSE_T, SHARE, qt_h, qt_n, kt_h, kt_n, head, sequence, row,
@@ -162,7 +134,7 @@ def normalisers(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
+@triton.jit(do_not_specialize=tables.COUNTS, do_not_specialize_on_alignment=tables.STATISTICS)
 def averages(
     Q, K, SEQUENCES, BLOCKS, LINKED, LSE, PLANE, q_h, q_n, k_h, k_n, first_block, plane_begin, num_rows, num_heads,
     window, scale, cap,
@@ -176,38 +148,35 @@ def averages(
     block = tl.load(BLOCKS + block * 2 + 1).to(tl.int32)
     inner = tile % (ROWS // BM) * BM
     row = block * ROWS + inner
-    steps = number(SEQUENCES, sequence, STEPS)
-    last = number(SEQUENCES, sequence, STUDENT_POSITION) + tl.minimum(row + BM, steps) - 1
-    offset, width, start = block_of(SEQUENCES, sequence, block, window, WINDOWED, ROWS)
+    steps = tables.number(SEQUENCES, sequence, tables.STEPS)
+    last = tables.number(SEQUENCES, sequence, tables.STUDENT_POSITION) + tl.minimum(row + BM, steps) - 1
+    offset, width, start = tables.block_of(SEQUENCES, sequence, block, window, WINDOWED, ROWS)
     column = tl.program_id(0) * BN
     if (row < steps) & (column < width) & (start + column <= last):
         key = start + column + tl.arange(0, BN)
-        link = tl.load(LINKED + field(SEQUENCES, sequence, LINKS) + key, mask=key <= last, other=-1)
+        link = tl.load(LINKED + tables.field(SEQUENCES, sequence, tables.LINKS) + key, mask=key <= last, other=-1)
         if tl.max(link, 0) >= 0:
             shared = link >= 0
             if TEACHER:
                 key = link // 2
-                Q += offset_of(SEQUENCES, sequence, TEACHER_QUERY)
-                K += offset_of(SEQUENCES, sequence, TEACHER_KEY)
-            else:
-                Q += offset_of(SEQUENCES, sequence, STUDENT_QUERY)
-                K += offset_of(SEQUENCES, sequence, STUDENT_KEY)
+            Q += tables.offset_of(SEQUENCES, sequence, tables.TEACHER_QUERY if TEACHER else tables.STUDENT_QUERY)
+            K += tables.offset_of(SEQUENCES, sequence, tables.TEACHER_KEY if TEACHER else tables.STUDENT_KEY)
             step = row + tl.arange(0, BM)
             inside = step < steps
-            statistics = number(SEQUENCES, sequence, FIRST_ROW) + step
+            statistics = tables.number(SEQUENCES, sequence, tables.FIRST_ROW) + step
             total = tl.zeros((BM, BN), tl.float32)
             for first in range(0, num_heads, HEADS):
-                k = tl.trans(vectors(K + (first // GROUP) * k_h, key, k_n, shared, D, DP, True))
+                k = tl.trans(tables.vectors(K + (first // GROUP) * k_h, key, k_n, shared, D, DP, True))
                 for i in tl.static_range(HEADS):
-                    q = vectors(Q + (first + i) * q_h, step, q_n, inside, D, DP, True)
+                    q = tables.vectors(Q + (first + i) * q_h, step, q_n, inside, D, DP, True)
                     lse = tl.load(LSE + (first + i) * num_rows + statistics, mask=inside, other=0.0)
-                    logit = logits(tl.dot(q, k, input_precision=PRECISION), scale, cap, CAPPED)
+                    logit = tables.logits(tl.dot(q, k, input_precision=PRECISION), scale, cap, CAPPED)
                     total += tl.exp2(logit - lse[:, None])
             out = (offset - plane_begin.to(tl.int64) * (ROWS * ROWS)) + (inner + tl.arange(0, BM))[:, None] * width
             tl.store(PLANE + out + (column + tl.arange(0, BN))[None, :], total / num_heads)
 
 
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STATISTICS)
+@triton.jit(do_not_specialize=tables.COUNTS, do_not_specialize_on_alignment=tables.STATISTICS)
 def comparison(
     PLANE_S, PLANE_T, CENTRED, SEQUENCES, BLOCKS, LINKED, PERMUTED, SHARE, WEIGHT, READINGS,
     first_block, plane_begin, num_rows, num_heads, window_s, window_t, beta,
@@ -220,13 +189,13 @@ def comparison(
     sequence = tl.load(BLOCKS + block * 2)
     block = tl.load(BLOCKS + block * 2 + 1).to(tl.int32)
     step = block * ROWS + inner
-    if step < number(SEQUENCES, sequence, STEPS):
-        offset, width, start = block_of(SEQUENCES, sequence, block, window_s, WINDOWED, ROWS)
-        position = number(SEQUENCES, sequence, STUDENT_POSITION) + step
-        other_position = number(SEQUENCES, sequence, TEACHER_POSITION) + step
-        statistics = number(SEQUENCES, sequence, FIRST_ROW) + step
-        LINKED += field(SEQUENCES, sequence, LINKS)
-        PERMUTED += field(SEQUENCES, sequence, LINKS)
+    if step < tables.number(SEQUENCES, sequence, tables.STEPS):
+        offset, width, start = tables.block_of(SEQUENCES, sequence, block, window_s, WINDOWED, ROWS)
+        position = tables.number(SEQUENCES, sequence, tables.STUDENT_POSITION) + step
+        other_position = tables.number(SEQUENCES, sequence, tables.TEACHER_POSITION) + step
+        statistics = tables.number(SEQUENCES, sequence, tables.FIRST_ROW) + step
+        LINKED += tables.field(SEQUENCES, sequence, tables.LINKS)
+        PERMUTED += tables.field(SEQUENCES, sequence, tables.LINKS)
         PLANE_S += offset - plane_begin.to(tl.int64) * (ROWS * ROWS) + inner * width
         PLANE_T += offset - plane_begin.to(tl.int64) * (ROWS * ROWS) + inner * width
         CENTRED += offset + inner * width
@@ -358,5 +327,6 @@ def _teacher_at(row, column, WINDOWED: tl.constexpr):
     PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
     key = start + column
     link = tl.load(LINKED + key, mask=(column >= 0) & (key <= position), other=-1)
-    seen = (link >= 0) & sees(position, key, window_s, WINDOWED) & sees(other_position, link // 2, window_t, WINDOWED)
+    seen = (link >= 0) & tables.sees(position, key, window_s, WINDOWED)
+    seen &= tables.sees(other_position, link // 2, window_t, WINDOWED)
     return tl.load(PLANE_T + column, mask=seen, other=0.0), seen, seen & (link % 2 == 1)

@@ -1,9 +1,13 @@
-"""A loss with gradients that are ready before the backward pass."""
+"""Gradients that are ready before the backward pass, and the losses' own precision, under autocast too."""
 
 import pytest
 import torch
 
-from opasd.losses.gradients import needs_gradient, relative_weights, weighted_loss
+from opasd.losses.attention import attention_loss
+from opasd.losses.numerics import needs_gradient, relative_weights, weighted_loss, wide, without_autocast
+from opasd.losses.token import log_probabilities, token_loss
+from tests.losses.cases import make_alignment, make_layers
+from tests.losses.test_token import make_case
 
 WEIGHTS = torch.tensor([0.25, 0.5], dtype=torch.float64)
 
@@ -49,3 +53,30 @@ def test_weights_are_the_relative_weights_times_their_unit(weights):
     relative_T, unit = relative_weights(weights_T)
     torch.testing.assert_close(relative_T * unit, weights_T)
     assert not (relative_T.abs() > 1).any()
+
+
+def test_at_least_float32():
+    assert wide(torch.bfloat16) == wide(torch.float16) == wide(torch.float32) == torch.float32
+    assert wide(torch.float64) == torch.float64
+
+
+def test_autocast_is_off_inside_and_on_again_afterwards():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with without_autocast():
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_the_losses_are_the_same_under_autocast():
+    case, alignment = make_case(), make_alignment()
+    layers = make_layers(alignment)
+    tokens = torch.arange(len(case[0]))
+
+    def values():
+        losses = [token_loss(*case, impl=impl).loss for impl in ("reference", "chunked")]
+        losses += [attention_loss(*layers, alignment, impl=impl).loss for impl in ("reference", "chunked")]
+        return torch.stack([*losses, log_probabilities(*case[:2], tokens).sum()])
+
+    plain = values()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(values(), plain)
