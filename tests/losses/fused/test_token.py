@@ -196,7 +196,7 @@ def test_a_device_without_kernels_is_named(monkeypatch):
     ):
         token_loss(*case, impl="fused")
     assert token_loss(*case, impl="auto").loss.isfinite()
-    monkeypatch.setattr(fused, "installed", lambda: False)
+    monkeypatch.setattr(fused, "triton_is_installed", lambda: False)
     with pytest.raises(ConfigError, match="and Triton is not installed"):
         token_loss(*case, impl="fused")
 

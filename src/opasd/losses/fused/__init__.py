@@ -24,7 +24,7 @@ def unavailable(device: torch.device | str) -> str | None:
 
     Kernels need Triton and a CUDA device, or Triton's interpreter, which runs them as plain Python: slow, for tests.
     """
-    kind, installed = torch.device(device).type, _triton_is_installed()
+    kind, installed = torch.device(device).type, triton_is_installed()
     if installed and (kind == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
         return None
     missing = "" if installed else ", and Triton is not installed"
@@ -32,7 +32,7 @@ def unavailable(device: torch.device | str) -> str | None:
 
 
 @functools.cache
-def _triton_is_installed() -> bool:
+def triton_is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
