@@ -9,7 +9,8 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 
 from opasd.errors import ConfigError, OpasdError, closest
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        code = _run([word for word in args if word != "--debug"])
+        code = _command([word for word in args if word != "--debug"])()
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -51,20 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(args: list[str]) -> int:
-    """Run the command that the first word names with the other words."""
+def _command(args: list[str]) -> Callable[[], int]:
+    """Return the command that the first word names, with the other words; `main` calls it."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     name = args[0] if args else ""
     if name in ("", "-h", "--help", "help"):
-        sys.stdout.write(_help(names))
-        return 0 if args else USER_MISTAKE
+        return partial(_print, _help(names), exit_code=0 if args else USER_MISTAKE)
     if name == "--version":
-        sys.stdout.write(f"opasd {metadata.version('opasd')}\n")
-        return 0
+        return partial(_print, f"opasd {metadata.version('opasd')}\n", exit_code=0)
     if name not in names:
         hint = closest(name, names, 0.5) or "see opasd --help."
         raise ConfigError(f'no command "{name[:60]}"; {hint} The commands are {", ".join(names)}')
-    return importlib.import_module(f"opasd.cli.{name}").run(args[1:])
+    return partial(importlib.import_module(f"opasd.cli.{name}").run, args[1:])
+
+
+def _print(text: str, *, exit_code: int) -> int:
+    sys.stdout.write(text)
+    return exit_code
 
 
 def _help(commands: list[str]) -> str:
