@@ -83,20 +83,16 @@ def tiling(head_size: int, itemsize: int, group: int, device: torch.device) -> T
         return FLOATS if head_size <= 128 else WIDE_FLOATS
     if head_size > 128:
         return WIDE_HEADS
-    return FOURS if group % 4 == 0 and _gpu(device).shared_memory >= MUCH_SHARED_MEMORY else PAIRS
-
-
-class _Gpu(NamedTuple):
-    capability: tuple[int, int]
-    shared_memory: int
+    return FOURS if group % 4 == 0 and _gpu(device)[1] >= MUCH_SHARED_MEMORY else PAIRS
 
 
 @functools.cache
-def _gpu(device: torch.device) -> _Gpu:
+def _gpu(device: torch.device) -> tuple[tuple[int, int], int]:
+    """Return the GPU's compute capability, and the shared memory of a block of threads in bytes."""
     if device.type != "cuda":
-        return _Gpu((9, 0), MUCH_SHARED_MEMORY)  # the interpreter has no limits
+        return (9, 0), MUCH_SHARED_MEMORY  # the interpreter has no limits
     properties = torch.cuda.get_device_properties(device)
-    return _Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
+    return (properties.major, properties.minor), properties.shared_memory_per_block_optin
 
 
 def _unsupported(student: LayerBatch, teacher: LayerBatch, ranges: np.ndarray) -> str | None:
@@ -107,10 +103,9 @@ def _unsupported(student: LayerBatch, teacher: LayerBatch, ranges: np.ndarray) -
         return "queries and keys that are not all bfloat16, float16 or float32"
     if head_size % 16 or head_size > 256:
         return f"heads of size {head_size}"
-    gpu = _gpu(student.query_BHND.device)
-    if gpu.capability < (8, 0) or (
-        head_size > 128 and dtype == torch.float32 and gpu.shared_memory < MUCH_SHARED_MEMORY
-    ):
+    capability, shared_memory = _gpu(student.query_BHND.device)
+    too_small = head_size > 128 and dtype == torch.float32 and shared_memory < MUCH_SHARED_MEMORY
+    if capability < (8, 0) or too_small:
         return f"{dtype} heads of size {head_size} on a GPU as small or old as this"
     if student.query_BHND.shape[1] != teacher.query_BHND.shape[1] or tensors[1].shape[1] != tensors[3].shape[1]:
         return "roles with different numbers of heads"
@@ -140,13 +135,16 @@ def attention_losses(
     student, teacher = replace(student, query_BHND=query, key_BKND=key), teacher.detach()
     teacher = replace(teacher, query_BHND=_aligned(teacher.query_BHND), key_BKND=_aligned(teacher.key_BKND))
     tiles = tiling(query.shape[-1], query.element_size(), query.shape[1] // key.shape[1], query.device)
-    strides = (_dense_strides(query), _dense_strides(key))
+    # A gradient is as dense as its tensor can be: `zeros_like` gives it these strides.
+    gradient_strides = [torch.empty_like(tensor, device="meta").stride() for tensor in (query, key)]
     shuffle_seeds = seeds if comparison.handling == "shuffle" else None
     plan = make_launch_plan(
-        student, teacher, strides, alignments, ranges, weights_T, shuffle_seeds, tiles.rows, tiles.key_gradients.BN
-    )
-    setting = _Setting(plan, tiles, strides, student.scaling, student.softcap, comparison)
-    return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
+        student, teacher, gradient_strides, alignments, ranges, weights_T, shuffle_seeds,
+        tiles.rows, tiles.key_gradients.BN,
+    )  # fmt: skip
+    setting = _Setting(plan, tiles, student.scaling, student.softcap, comparison)
+    with torch.cuda.device_of(query):
+        return _FusedAttentionLoss.apply(query, key, student.sinks_H, teacher, setting)
 
 
 def _aligned(tensor: Tensor) -> Tensor:
@@ -155,23 +153,11 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor if last == 1 and not any(stride % 16 for stride in outer) else tensor.contiguous()
 
 
-def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a gradient: the tensor's own, unless it is a part of a larger one."""
-    size = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1 and stride != size:
-            _, heads, positions, head_size = tensor.shape
-            return (heads * positions * head_size, positions * head_size, head_size, 1)
-        size *= length
-    return tensor.stride()
-
-
 class _Setting(NamedTuple):
     """Everything beside the tensors that one set of launches needs."""
 
     plan: LaunchPlan
     tiles: Tiling
-    gradient_strides: tuple[tuple[int, ...], tuple[int, ...]]
     scaling: float
     softcap: float | None
     comparison: AttentionComparison
@@ -262,10 +248,8 @@ def _backward(
     """The wanted gradients to queries, keys and sinks."""
     plan, tiles, group = setting.plan, setting.tiles, query.shape[1] // key.shape[1]
     upstream = upstream.to(torch.float32)
-    grad_query, grad_key = (
-        torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).zero_() if want else None
-        for tensor, strides, want in zip((query, key), setting.gradient_strides, wanted, strict=False)
-    )
+    grad_query = torch.zeros_like(query) if wanted[0] else None
+    grad_key = torch.zeros_like(key) if wanted[1] else None
     pull = torch.empty_like(lse)
     strides = (*query.stride()[1:3], *key.stride()[1:3])
     scales = (*_scales(setting.scaling, setting.softcap), setting.scaling)
@@ -301,8 +285,7 @@ class _FusedAttentionLoss(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, setting: _Setting
     ) -> tuple[Tensor, Tensor]:
-        with torch.cuda.device_of(query):
-            readings, lse, centred = _forward(setting, query, key, sinks, teacher, any(ctx.needs_input_grad[:3]))
+        readings, lse, centred = _forward(setting, query, key, sinks, teacher, any(ctx.needs_input_grad[:3]))
         ctx.save_for_backward(query, key, sinks, lse, centred)
         ctx.setting = setting
         ctx.mark_non_differentiable(readings)

@@ -45,34 +45,6 @@ def _attention_tile(
     return k, logit, probability, centred
 
 
-@triton.jit
-def _pull_span(
-    rows, low, high, pull, MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add the keys in [low, high) to Σ_j p_j c_j."""
-    for first in range(low, high, BN):
-        _, _, probability, centred = _attention_tile(rows, first, MASKED, CAPPED, WINDOWED, D, DP, BN, PRECISION)
-        pull += tl.sum(probability * centred, 1)
-    return pull
-
-
-@triton.jit
-def _query_span(
-    rows, low, high, pull, total, MASKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, LOW: tl.constexpr, GRADIENT_PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add the part of the keys in [low, high) to the queries' gradient."""
-    cap = rows[12]
-    for first in range(low, high, BN):
-        k, logit, probability, centred = _attention_tile(rows, first, MASKED, CAPPED, WINDOWED, D, DP, BN, PRECISION)
-        gradient = probability * (centred - pull[:, None])
-        if CAPPED:
-            gradient *= _cap_slope(logit, cap)
-        total = _gradient_dot(gradient, k, total, LOW, GRADIENT_PRECISION)
-    return total
-
-
 @triton.jit(do_not_specialize=tables.COUNTS, do_not_specialize_on_alignment=tables.STATISTICS)
 def query_gradients(
     Q, K, CENTRED, SEQUENCES, BLOCKS, LSE, PULL, UPSTREAM, DQ, q_h, q_n, k_h, k_n, dq_h, dq_n, num_rows, window,
@@ -108,17 +80,23 @@ def query_gradients(
 
         pull = tl.zeros((BM,), tl.float32)
         for part in tl.static_range(0 if WINDOWED else 1, 3):
-            pull = _pull_span(
-                rows, bounds[part], bounds[part + 1], pull, part != 1, CAPPED, WINDOWED, D, DP, BN, PRECISION
-            )
+            for key in range(bounds[part], bounds[part + 1], BN):
+                _, _, probability, centred = _attention_tile(
+                    rows, key, part != 1, CAPPED, WINDOWED, D, DP, BN, PRECISION
+                )
+                pull += tl.sum(probability * centred, 1)
         tl.store(PULL + statistics, pull, mask=inside)
         if WANTED:
             total = tl.zeros((BM, DP), tl.float32)
             for part in tl.static_range(0 if WINDOWED else 1, 3):
-                total = _query_span(
-                    rows, bounds[part], bounds[part + 1], pull, total,
-                    part != 1, CAPPED, WINDOWED, D, DP, BN, PRECISION, LOW, GRADIENT_PRECISION,
-                )  # fmt: skip
+                for key in range(bounds[part], bounds[part + 1], BN):
+                    k, logit, probability, centred = _attention_tile(
+                        rows, key, part != 1, CAPPED, WINDOWED, D, DP, BN, PRECISION
+                    )
+                    gradient = probability * (centred - pull[:, None])
+                    if CAPPED:
+                        gradient *= _cap_slope(logit, cap)
+                    total = _gradient_dot(gradient, k, total, LOW, GRADIENT_PRECISION)
             total *= scaling * tl.load(UPSTREAM)
             d = tl.arange(0, DP)
             DQ += tables.offset_of(SEQUENCES, sequence, tables.GRAD_QUERY)

@@ -72,7 +72,7 @@ class LaunchPlan(NamedTuple):
 def make_launch_plan(
     student: LayerBatch,
     teacher: LayerBatch,
-    gradient_strides: tuple[tuple[int, ...], tuple[int, ...]],
+    gradient_strides: Sequence[Sequence[int]],
     alignments: Sequence[Alignment],
     ranges: np.ndarray,
     weights: Tensor | None,
