@@ -33,21 +33,21 @@ class AttentionComparison:
 
 
 def visible(query_position_T: Tensor, key_position_J: Tensor, window: int | None) -> Tensor:
-    """[T, J]: causal, and within the sliding window where there is one."""
+    """Return which keys a query sees [T, J]: earlier ones, within the sliding window if there is one."""
     distance_TJ = query_position_T[:, None] - key_position_J
     visible_TJ = distance_TJ >= 0
     return visible_TJ if window is None else visible_TJ & (distance_TJ < window)
 
 
 def usable(student_mass_T: Tensor, teacher_mass_T: Tensor) -> Tensor:
-    """Steps at which both roles look at the support at all; NaN counts as usable, so that it shows."""
+    """Return at which steps both roles look at the support at all; NaN counts as usable, so that it shows."""
     return ~((student_mass_T < projection.LEAST_MASS) | (teacher_mass_T < projection.LEAST_MASS))
 
 
 def make_readings(
     divergence_C: Tensor, student_CJ: Tensor, target_CJ: Tensor, visible_C: Tensor, solution_C: Tensor
 ) -> Tensor:
-    """[C, 5]: the fields of `AttentionLossOutput` after the loss, in their order."""
+    """Return the fields of `AttentionLossOutput` after the loss, in their order [C, 5]."""
     solution_mass_C = solution_C / (solution_C + visible_C).clamp_min(projection.LEAST_MASS)
     columns = (divergence_C, solution_mass_C, visible_C, entropy(student_CJ), entropy(target_CJ))
     return torch.stack(columns, -1)
@@ -61,7 +61,7 @@ def chunked_loss(
     weights_T: Tensor,
     chunk_queries: int,
 ) -> tuple[Tensor, Tensor]:
-    """The weighted loss of one rollout, and its readings [T, 5]; the alignment is on the CPU."""
+    """Return the weighted loss of one rollout, and its readings [T, 5]; the alignment is on the CPU."""
     inputs = (student.query_HTD, student.key_KSD, student.sinks_H)
     gradients = _Gradients.zeros(student) if any(map(needs_gradient, inputs)) else None
     student, formulas, beta = student.detach(), comparison.formulas, comparison.jsd_beta
@@ -73,13 +73,15 @@ def chunked_loss(
             chunk = _Chunk(slice(start, start + chunk_queries), student, teacher, alignment, on_device)
             target_CJ, visible_C, solution_C = chunk.target(teacher, comparison)
             attention = _softmax_rows(student, chunk.rows, chunk.student_query_C, chunk.student_keys)
-            student_CJ, mass_C = projection.normalise(chunk.student_support(attention.probability_HCS.mean(0)))
+            student_CJ = chunk.student_keys.gather(attention.probability_HCS.mean(0), chunk.student_shared_J)
+            student_CJ, mass_C = projection.normalise(student_CJ * chunk.seen_CJ)
             usable_C = usable(mass_C, visible_C)
             divergence_C = torch.where(usable_C, formulas.terms(target_CJ, student_CJ, beta).sum(-1), 0)
             readings_T5[chunk.rows] = make_readings(divergence_C, student_CJ, target_CJ, visible_C, solution_C)
             if gradients is not None:
                 slope_CJ = formulas.slope(target_CJ, student_CJ, beta)
-                centred_CS = chunk.centre(slope_CJ, student_CJ)
+                centred_CJ = (slope_CJ - (slope_CJ * student_CJ).sum(-1, keepdim=True)) * chunk.seen_CJ
+                centred_CS = chunk.student_keys.scatter(centred_CJ, chunk.student_shared_J)
                 num_heads = len(student.query_HTD)
                 step_C = torch.where(usable_C, 1 / (num_heads * mass_C.clamp_min(projection.LEAST_MASS)), 0)
                 gradients.add(chunk, student, attention, centred_CS, step_C, relative_T)
@@ -148,7 +150,7 @@ class _Chunk:
         self.seen_CJ &= visible(self.teacher_query_C, self.teacher_shared_J, teacher.sliding_window)
 
     def target(self, teacher: LayerAttention, comparison: AttentionComparison) -> tuple[Tensor, Tensor, Tensor]:
-        """The teacher's target [C, J], and its attention on the support and on the solution [C]."""
+        """Return the teacher's target [C, J], and its attention on the support and on the solution [C]."""
         attention = _softmax_rows(teacher, self.rows, self.teacher_query_C, self.teacher_keys)
         teacher_CS = attention.probability_HCS.mean(0)
         del attention
@@ -158,15 +160,6 @@ class _Chunk:
             teacher_CJ, solution_C, self.in_prompt_J, comparison.handling, comparison.permutation_J
         )
         return target_CJ, teacher_CJ.sum(-1), solution_C
-
-    def student_support(self, student_CS: Tensor) -> Tensor:
-        """The student's attention on the support [C, J], not normalised."""
-        return self.student_keys.gather(student_CS, self.student_shared_J) * self.seen_CJ
-
-    def centre(self, slope_CJ: Tensor, student_CJ: Tensor) -> Tensor:
-        """c [C, S] of the formula: the centred slopes at the student's keys."""
-        centred_CJ = (slope_CJ - (slope_CJ * student_CJ).sum(-1, keepdim=True)) * self.seen_CJ
-        return self.student_keys.scatter(centred_CJ, self.student_shared_J)
 
 
 class _KeyRange(NamedTuple):
@@ -181,18 +174,18 @@ class _KeyRange(NamedTuple):
         return cls(0 if window is None else max(0, first - window + 1), last + 1)
 
     def gather(self, row_CS: Tensor, position_J: Tensor) -> Tensor:
-        """Entries at absolute positions; 0 outside the range."""
+        """Return the entries at absolute positions; 0 outside the range."""
         index_J, inside_J = self._index(position_J)
         return row_CS[:, index_J] * inside_J
 
     def scatter(self, value_CJ: Tensor, position_J: Tensor) -> Tensor:
-        """The transpose of `gather`; positions are distinct."""
+        """Return the transpose of `gather`; positions are distinct."""
         index_J, inside_J = self._index(position_J)
         row_CS = value_CJ.new_zeros(value_CJ.shape[0], self.stop - self.start)
         return row_CS.index_add_(1, index_J, value_CJ * inside_J)
 
     def _index(self, position_J: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions counted from the start, 0 for those outside; and whether each is inside."""
+        """Return positions counted from the start, 0 for those outside; and whether each is inside."""
         index_J = position_J - self.start
         inside_J = (index_J >= 0) & (index_J < self.stop - self.start)
         return torch.where(inside_J, index_J, 0), inside_J
@@ -207,7 +200,7 @@ class _SoftmaxRows(NamedTuple):
 
 
 def _softmax_rows(role: LayerAttention, rows: slice, query_position_C: Tensor, keys: _KeyRange) -> _SoftmaxRows:
-    """Every head's attention over the keys, in one buffer."""
+    """Return every head's attention over the keys, in one buffer."""
     num_heads, num_key_heads = role.query_HTD.shape[0], role.key_KSD.shape[0]
     query_grouped = _group_heads(role.query_HTD[:, rows], num_key_heads)
     key_KDS = role.key_KSD[:, keys.start : keys.stop].transpose(1, 2)
@@ -230,7 +223,7 @@ def _softmax_rows(role: LayerAttention, rows: slice, query_position_C: Tensor, k
 
 
 def _softmax_backward(attention: _SoftmaxRows, centred_CS: Tensor, step_C: Tensor) -> tuple[Tensor, Tensor]:
-    """d ℓ / d (raw scores) [H, C, S], in the attention's own buffer, and d ℓ / d (sink logits) [H, C]."""
+    """Return d ℓ / d (raw scores) [H, C, S], in the attention's own buffer, and d ℓ / d (sink logits) [H, C]."""
     probability_HCS = attention.probability_HCS
     pull_HC = torch.einsum("hcs,cs->hc", probability_HCS, centred_CS)
     grad_sink_HC = -attention.sink_HC * pull_HC * step_C
@@ -246,7 +239,7 @@ def _group_heads(heads_HCX: Tensor, num_key_heads: int) -> Tensor:
 
 
 def _bmm(left: Tensor, right: Tensor) -> Tensor:
-    """Batched matrix product in at least float32; on a GPU with operands of `right`'s or `left`'s low precision."""
+    """Return a batched product in at least float32; a GPU multiplies operands of the lower of both precisions."""
     low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
     dtype = wide(low)
     if left.is_cuda and low != dtype:

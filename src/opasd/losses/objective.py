@@ -25,23 +25,15 @@ ATTENTION_READINGS = ("divergence", "solution_mass", "visible_mass", "student_en
 
 
 @dataclass(frozen=True)
-class Readings:
-    """What was measured on one rollout, per token, without gradient; empty if a loss was not computed."""
-
-    rollout_id: str
-    token: dict[str, Tensor]
-    """TOKEN_READINGS; each [T], `loss` after clipping."""
-    attention: dict[str, Tensor]
-    """ATTENTION_READINGS; each [T]."""
-
-
-@dataclass(frozen=True)
 class LossOutput:
-    """`loss` is what to differentiate; `metrics` are means over tokens, then rollouts."""
+    """The loss of some rollouts, and what was measured on the way."""
 
     loss: Tensor
+    """What to differentiate."""
     metrics: dict[str, float]
-    readings: list[Readings]
+    """`loss`, and means of the readings over tokens, then rollouts."""
+    readings: list[dict[str, Tensor]]
+    """Each rollout's values per token [T], without gradient: `token/…` and `attention/…` of the losses computed."""
 
 
 def objective_loss(
@@ -90,31 +82,28 @@ def objective_loss(
         loss = loss + attention_weight * torch.stack(losses).mean()
         means = (torch.stack(layers).mean(0) for layers in zip(*readings_by_layer, strict=True))
         columns |= {f"attention/{name}": values_T for name, values_T in zip(ATTENTION_READINGS, means, strict=True)}
-    readings = _readings(ids, lengths, columns)
-    return LossOutput(loss, _metrics(loss, columns, weights_T, readings), readings)
+    split = {name: values_T.split(lengths) for name, values_T in columns.items()}
+    readings = [{name: values[index] for name, values in split.items()} for index in range(len(ids))]
+    return LossOutput(loss, _metrics(ids, loss, columns, weights_T, readings), readings)
 
 
 def _refuse_non_finite(ids: Sequence[str], student: ScoreBatch, teacher: ScoreBatch) -> None:
     """Look once at everything the models gave; on NaN or infinity, name the first rollout that has it."""
-    tensors = [
-        tensor
-        for batch in (student, teacher)
-        for tensor in (
-            batch.hidden_BNE,
-            *(part for layer in batch.layers for part in (layer.query_BHND, layer.key_BKND)),
-        )
-    ]
+    batches = {"student": student, "teacher": teacher}
+    tensors = [batch.hidden_BNE for batch in batches.values()]
+    for layer in (*student.layers, *teacher.layers):
+        tensors += layer.query_BHND, layer.key_BKND
     if all(torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).tolist()):
         return
     bad: list[tuple[str, str]] = []
     for index, rollout_id in enumerate(ids):
-        for role, batch in (("student", student), ("teacher", teacher)):
+        for role, batch in batches.items():
             scores = batch[index]
             named = [("hidden states", scores.hidden_TE)]
             for layer in scores.layers:
                 named += [("attention queries", layer.query_HTD), ("attention keys", layer.key_KSD)]
             bad += [(rollout_id, f"{role}'s {name}") for name, tensor in named if not bool(tensor.isfinite().all())]
-    if bad:  # else it stands in padding, which no loss reads
+    if bad:  # else it is in padding, which no loss reads
         rollout_id, name = bad[0]
         others = sorted({other for other, _ in bad} - {rollout_id})
         also = f" (and in {', '.join(others[:5])})" if others else ""
@@ -125,7 +114,11 @@ def _refuse_non_finite(ids: Sequence[str], student: ScoreBatch, teacher: ScoreBa
 
 
 def _metrics(
-    loss: Tensor, columns: dict[str, Tensor], weights_T: Tensor, readings: Sequence[Readings]
+    ids: Sequence[str],
+    loss: Tensor,
+    columns: dict[str, Tensor],
+    weights_T: Tensor,
+    readings: Sequence[dict[str, Tensor]],
 ) -> dict[str, float]:
     """Return means over tokens, then rollouts, named as they are logged; one transfer from the device."""
     sums = [loss.detach().to(torch.float64).reshape(1)]
@@ -134,22 +127,9 @@ def _metrics(
         sums.append(weights_T @ columns_TC)
     numbers = torch.cat(sums).tolist()
     if not all(map(math.isfinite, numbers[1:])):
-        for reading in readings:
-            for group, values in (("token", reading.token), ("attention", reading.attention)):
-                for name, values_T in values.items():
-                    if not bool(values_T.isfinite().all()):
-                        raise NonFiniteError(
-                            f"NaN or infinity in the {group}/{name} of rollout {reading.rollout_id}; check that the "
-                            "output head is finite"
-                        )
+        for rollout_id, reading in zip(ids, readings, strict=True):
+            if bad := [name for name, values_T in reading.items() if not bool(values_T.isfinite().all())]:
+                raise NonFiniteError(
+                    f"NaN or infinity in the {bad[0]} of rollout {rollout_id}; check that the output head is finite"
+                )
     return dict(zip(("loss", *columns), numbers, strict=True))
-
-
-def _readings(ids: Sequence[str], lengths: list[int], columns: dict[str, Tensor]) -> list[Readings]:
-    """Cut the columns into each rollout's part."""
-    split = {name: values_T.split(lengths) for name, values_T in columns.items()}
-
-    def group(prefix: str, index: int) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): parts[index] for name, parts in split.items() if name.startswith(prefix)}
-
-    return [Readings(rollout_id, group("token/", i), group("attention/", i)) for i, rollout_id in enumerate(ids)]

@@ -257,10 +257,10 @@ def judge(
             token_T = torch.tensor(rollout.completion_ids, device=scores[0].hidden_TE.device)
             student_T, teacher_T = (log_probabilities(role.hidden_TE, student.head, token_T) for role in scores)
             values = {"log_ratio": teacher_T - student_T}
-            values |= {name: reading.token[name] for name in ("divergence", "clipped")}
+            values |= {name: reading[f"token/{name}"] for name in ("divergence", "clipped")}
             if attention:
-                values["attention_divergence"] = reading.attention["divergence"]
-                values["solution_mass"] = reading.attention["solution_mass"]
+                values["attention_divergence"] = reading["attention/divergence"]
+                values["solution_mass"] = reading["attention/solution_mass"]
             readings[id(rollout)] = {name: values_T.tolist() for name, values_T in values.items()}
         if progress is not None:
             tokens = sum(len(rollout.student_ids) + len(rollout.teacher_ids) for rollout in part)

@@ -96,7 +96,7 @@ def _gpu(device: torch.device) -> tuple[tuple[int, int], int]:
 
 
 def _unsupported(student: LayerBatch, teacher: LayerBatch, ranges: np.ndarray) -> str | None:
-    """The property of the inputs that these kernels cannot handle, or None."""
+    """Return the property of the inputs that these kernels cannot handle, or None."""
     tensors = (student.query_BHND, student.key_BKND, teacher.query_BHND, teacher.key_BKND)
     head_size, dtype = student.query_BHND.shape[-1], student.query_BHND.dtype
     if dtype not in (torch.bfloat16, torch.float16, torch.float32) or any(x.dtype != dtype for x in tensors):
@@ -148,7 +148,7 @@ def attention_losses(
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor with contiguous vectors, at offsets from which the kernels may read 16 numbers at once."""
+    """Return the tensor with contiguous vectors, at offsets from which the kernels may read 16 numbers at once."""
     *outer, last = tensor.stride()
     return tensor if last == 1 and not any(stride % 16 for stride in outer) else tensor.contiguous()
 
@@ -164,7 +164,7 @@ class _Setting(NamedTuple):
 
 
 def _constants(setting: _Setting, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """The constants that every kernel with a matrix product is compiled for."""
+    """Return the constants that every kernel with a matrix product is compiled for."""
     head_size, plan = query.shape[-1], setting.plan
     return {
         "CAPPED": setting.softcap is not None,
@@ -178,106 +178,10 @@ def _constants(setting: _Setting, query: Tensor, key: Tensor) -> dict[str, Any]:
 
 
 def _scales(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """The numbers that turn a product of query and key into a base-2 logit: see `logits` of the kernels."""
+    """Return the numbers that turn a product of query and key into a base-2 logit: see `logits` of the kernels."""
     if softcap is None:
         return scaling * LOG2E, 0.0
     return 2 * LOG2E * scaling / softcap, softcap * LOG2E
-
-
-def _forward(
-    setting: _Setting, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, gradient: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Readings, the student's normalisers, and c (empty without gradient)."""
-    plan, tiles, device, num_heads = setting.plan, setting.tiles, query.device, query.shape[1]
-    constants, group = _constants(setting, query, key), num_heads // key.shape[1]
-    lse_S, lse_T, share = torch.empty(3, num_heads, plan.num_rows, dtype=torch.float32, device=device).unbind()
-    inputs = (query, key, teacher.query_BHND, teacher.key_BKND)
-    strides = [stride for tensor in inputs for stride in tensor.stride()[1:3]]
-    (scale_S, cap_S), (scale_T, cap_T) = (_scales(s.scaling, s.softcap) for s in (setting, teacher))
-    scales = (scale_S, scale_T, cap_S, cap_T)
-    both_sinks = [share if tensor is None else tensor.contiguous() for tensor in (sinks, teacher.sinks_H)]
-    per_block = plan.rows // tiles.normalisers.BM
-    launch(
-        attention_forward.normalisers, (num_heads, 2 * per_block * plan.num_blocks),
-        *inputs, *both_sinks, plan.sequences, plan.longest_blocks, plan.solution, lse_S, lse_T, share,
-        *strides, plan.num_rows, *plan.windows, *scales,
-        SINK=sinks is not None, **constants, **tiles.normalisers.options(),
-    )  # fmt: skip
-
-    readings = torch.empty(5, plan.num_rows, dtype=torch.float32, device=device)
-    plane_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
-    unit = plan.rows**2
-    centred = torch.empty(plan.plane_units * unit if gradient else 0, dtype=plane_dtype, device=device)
-    most = max(chunk.plane_units for chunk in plan.chunks)
-    plane_S, plane_T = torch.empty(2, most * unit, dtype=torch.float32, device=device).unbind()
-    roles = (
-        (False, inputs[:2], lse_S, plane_S, (scale_S, cap_S)),
-        (True, inputs[2:], lse_T, plane_T, (scale_T, cap_T)),
-    )
-    for chunk in plan.chunks:
-        columns = -(-chunk.columns // tiles.averages.BN)
-        for teaches, role, lse, plane, (scale, cap) in roles:
-            launch(
-                attention_forward.averages, (columns, plan.rows // tiles.averages.BM * chunk.num_blocks),
-                *role, plan.sequences, plan.blocks, plan.links, lse, plane, *role[0].stride()[1:3],
-                *role[1].stride()[1:3], chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads,
-                plan.windows[0], scale, cap, TEACHER=teaches, **constants, **tiles.averages.options(group),
-            )  # fmt: skip
-        launch(
-            attention_forward.comparison, (plan.rows * chunk.num_blocks,),
-            plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
-            plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
-            setting.comparison.jsd_beta,
-            KIND=setting.comparison.formulas.kernel_code, WINDOWED=plan.windowed, GRADIENT=gradient,
-            HANDLING=attention_forward.HANDLINGS[setting.comparison.handling],
-            HEADS=1 << (num_heads - 1).bit_length(), ROWS=plan.rows, BLOCK=tiles.block, num_warps=tiles.block_warps,
-        )  # fmt: skip
-    return readings, lse_S, centred
-
-
-def _backward(
-    setting: _Setting,
-    query: Tensor,
-    key: Tensor,
-    sinks: Tensor | None,
-    lse: Tensor,
-    centred: Tensor,
-    upstream: Tensor,
-    wanted: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The wanted gradients to queries, keys and sinks."""
-    plan, tiles, group = setting.plan, setting.tiles, query.shape[1] // key.shape[1]
-    upstream = upstream.to(torch.float32)
-    grad_query = torch.zeros_like(query) if wanted[0] else None
-    grad_key = torch.zeros_like(key) if wanted[1] else None
-    pull = torch.empty_like(lse)
-    strides = (*query.stride()[1:3], *key.stride()[1:3])
-    scales = (*_scales(setting.scaling, setting.softcap), setting.scaling)
-    constants = _constants(setting, query, key) | {
-        # bfloat16 has the range of a gradient; float16 has not, so there the product takes float32, as TF32.
-        "LOW": query.dtype == torch.bfloat16,
-        "GRADIENT_PRECISION": "tf32" if query.dtype == torch.float16 else "tf32x3",
-    }
-    out = query if grad_query is None else grad_query
-    per_block = plan.rows // tiles.query_gradients.BM
-    launch(
-        attention_backward.query_gradients, (query.shape[1], per_block * plan.num_blocks),
-        query, key, centred, plan.sequences, plan.longest_blocks, lse, pull, upstream, out,
-        *strides, *out.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
-        WANTED=grad_query is not None, **constants, **tiles.query_gradients.options(),
-    )  # fmt: skip
-    if grad_key is not None:
-        launch(
-            attention_backward.key_gradients, (key.shape[1], plan.num_key_tiles),
-            query, key, centred, plan.sequences, plan.key_tiles, lse, pull, upstream, grad_key,
-            *strides, *grad_key.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
-            **constants, **tiles.key_gradients.options(group),
-        )  # fmt: skip
-    grad_sinks = None
-    if wanted[2] and sinks is not None:
-        sink_H1 = sinks.to(torch.float32)[:, None] * LOG2E
-        grad_sinks = (-(torch.exp2(sink_H1 - lse) * pull).sum(1) * upstream).to(sinks.dtype)
-    return grad_query, grad_key, grad_sinks
 
 
 class _FusedAttentionLoss(torch.autograd.Function):
@@ -285,18 +189,91 @@ class _FusedAttentionLoss(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, sinks: Tensor | None, teacher: LayerBatch, setting: _Setting
     ) -> tuple[Tensor, Tensor]:
-        readings, lse, centred = _forward(setting, query, key, sinks, teacher, any(ctx.needs_input_grad[:3]))
-        ctx.save_for_backward(query, key, sinks, lse, centred)
+        """Return the loss and the readings; keep the student's normalisers and c, which is empty without a gradient."""
+        plan, tiles, device, num_heads = setting.plan, setting.tiles, query.device, query.shape[1]
+        constants, group = _constants(setting, query, key), num_heads // key.shape[1]
+        lse_S, lse_T, share = torch.empty(3, num_heads, plan.num_rows, dtype=torch.float32, device=device).unbind()
+        inputs = (query, key, teacher.query_BHND, teacher.key_BKND)
+        strides = [stride for tensor in inputs for stride in tensor.stride()[1:3]]
+        (scale_S, cap_S), (scale_T, cap_T) = (_scales(s.scaling, s.softcap) for s in (setting, teacher))
+        scales = (scale_S, scale_T, cap_S, cap_T)
+        both_sinks = [share if tensor is None else tensor.contiguous() for tensor in (sinks, teacher.sinks_H)]
+        per_block = plan.rows // tiles.normalisers.BM
+        launch(
+            attention_forward.normalisers, (num_heads, 2 * per_block * plan.num_blocks),
+            *inputs, *both_sinks, plan.sequences, plan.longest_blocks, plan.solution, lse_S, lse_T, share,
+            *strides, plan.num_rows, *plan.windows, *scales,
+            SINK=sinks is not None, **constants, **tiles.normalisers.options(),
+        )  # fmt: skip
+
+        readings = torch.empty(5, plan.num_rows, dtype=torch.float32, device=device)
+        plane_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
+        unit, gradient = plan.rows**2, any(ctx.needs_input_grad[:3])
+        centred = torch.empty(plan.plane_units * unit if gradient else 0, dtype=plane_dtype, device=device)
+        most = max(chunk.plane_units for chunk in plan.chunks)
+        plane_S, plane_T = torch.empty(2, most * unit, dtype=torch.float32, device=device).unbind()
+        roles = (
+            (False, inputs[:2], lse_S, plane_S, (scale_S, cap_S)),
+            (True, inputs[2:], lse_T, plane_T, (scale_T, cap_T)),
+        )
+        for chunk in plan.chunks:
+            columns = -(-chunk.columns // tiles.averages.BN)
+            for teaches, role, lse, plane, (scale, cap) in roles:
+                launch(
+                    attention_forward.averages, (columns, plan.rows // tiles.averages.BM * chunk.num_blocks),
+                    *role, plan.sequences, plan.blocks, plan.links, lse, plane, *role[0].stride()[1:3],
+                    *role[1].stride()[1:3], chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads,
+                    plan.windows[0], scale, cap, TEACHER=teaches, **constants, **tiles.averages.options(group),
+                )  # fmt: skip
+            launch(
+                attention_forward.comparison, (plan.rows * chunk.num_blocks,),
+                plane_S, plane_T, centred, plan.sequences, plan.blocks, plan.links, plan.permuted, share,
+                plan.weights, readings, chunk.first_block, chunk.plane_begin, plan.num_rows, num_heads, *plan.windows,
+                setting.comparison.jsd_beta,
+                KIND=setting.comparison.formulas.kernel_code, WINDOWED=plan.windowed, GRADIENT=gradient,
+                HANDLING=attention_forward.HANDLINGS[setting.comparison.handling],
+                HEADS=1 << (num_heads - 1).bit_length(), ROWS=plan.rows, BLOCK=tiles.block, num_warps=tiles.block_warps,
+            )  # fmt: skip
+        ctx.save_for_backward(query, key, sinks, lse_S, centred)
         ctx.setting = setting
         ctx.mark_non_differentiable(readings)
-        return torch.dot(setting.plan.weights, readings[0]), readings
+        return torch.dot(plan.weights, readings[0]), readings
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, sinks, lse, centred = ctx.saved_tensors
+        setting, upstream = ctx.setting, grad_outputs[0].to(torch.float32)
+        plan, tiles, group = setting.plan, setting.tiles, query.shape[1] // key.shape[1]
+        wants_query, wants_key, wants_sinks, *_ = ctx.needs_input_grad
+        grad_query = torch.zeros_like(query) if wants_query else None
+        grad_key = torch.zeros_like(key) if wants_key else None
+        pull = torch.empty_like(lse)
+        strides = (*query.stride()[1:3], *key.stride()[1:3])
+        scales = (*_scales(setting.scaling, setting.softcap), setting.scaling)
+        constants = _constants(setting, query, key) | {
+            # bfloat16 has the range of a gradient; float16 has not, so there the product takes float32, as TF32.
+            "LOW": query.dtype == torch.bfloat16,
+            "GRADIENT_PRECISION": "tf32" if query.dtype == torch.float16 else "tf32x3",
+        }
+        out = query if grad_query is None else grad_query
+        per_block = plan.rows // tiles.query_gradients.BM
         with torch.cuda.device_of(query):
-            gradients = _backward(
-                ctx.setting, query, key, sinks, lse, centred, grad_outputs[0], ctx.needs_input_grad[:3]
-            )
-        return *gradients, None, None
+            launch(
+                attention_backward.query_gradients, (query.shape[1], per_block * plan.num_blocks),
+                query, key, centred, plan.sequences, plan.longest_blocks, lse, pull, upstream, out,
+                *strides, *out.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
+                WANTED=grad_query is not None, **constants, **tiles.query_gradients.options(),
+            )  # fmt: skip
+            if grad_key is not None:
+                launch(
+                    attention_backward.key_gradients, (key.shape[1], plan.num_key_tiles),
+                    query, key, centred, plan.sequences, plan.key_tiles, lse, pull, upstream, grad_key,
+                    *strides, *grad_key.stride()[1:3], plan.num_rows, plan.windows[0], *scales,
+                    **constants, **tiles.key_gradients.options(group),
+                )  # fmt: skip
+        grad_sinks = None
+        if wants_sinks and sinks is not None:
+            sink_H1 = sinks.to(torch.float32)[:, None] * LOG2E
+            grad_sinks = (-(torch.exp2(sink_H1 - lse) * pull).sum(1) * upstream).to(sinks.dtype)
+        return grad_query, grad_key, grad_sinks, None, None
