@@ -41,10 +41,12 @@ class OutputHead(_Tensors):
     def logits(self, hidden_CE: Tensor) -> Tensor:
         """Return z [C, V] by its definition, in at least float32."""
         dtype = wide(hidden_CE.dtype)
-        logits_CV = hidden_CE.to(dtype) @ self.weight_VE.to(dtype).T
-        if self.bias_V is not None:
-            logits_CV = logits_CV + self.bias_V.to(dtype)
-        logits_CV = logits_CV * self.scale
+        bias_V = None if self.bias_V is None else self.bias_V.to(dtype)
+        return self.bend(hidden_CE.to(dtype) @ self.weight_VE.to(dtype).T, bias_V)
+
+    def bend(self, product_CV: Tensor, bias_V: Tensor | None) -> Tensor:
+        """Return logits from the products hidden Wᵀ and their bias."""
+        logits_CV = (product_CV if bias_V is None else product_CV + bias_V) * self.scale
         return logits_CV if self.softcap is None else self.softcap * torch.tanh(logits_CV / self.softcap)
 
 

@@ -113,7 +113,8 @@ class ResumableTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(written, final)
-                self._delete_old_checkpoints()
+                for old in checkpoints(self.folder)[: -(self.args.save_total_limit or 10**9)]:
+                    shutil.rmtree(old, ignore_errors=True)
             self.accelerator.wait_for_everyone()
         finally:
             if self.args.should_save:
@@ -126,10 +127,6 @@ class ResumableTrainer(Trainer):
             self.state.best_model_checkpoint = str(self.folder / written.name)
             if self.args.should_save:
                 self.state.save_to_json(str(written / TRAINER_STATE_NAME))
-
-    def _delete_old_checkpoints(self) -> None:
-        for old in checkpoints(self.folder)[: -(self.args.save_total_limit or 10**9)]:
-            shutil.rmtree(old, ignore_errors=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)

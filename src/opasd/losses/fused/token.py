@@ -30,6 +30,8 @@ MEMORY_BYTES = 2**30
 ROUND_TOKENS = 512
 """Chunks are multiples of this: the matrix products lose speed between."""
 MAX_LANES = 512
+Buffers = tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]
+"""The student's products, the difference, both biases, and the size of the vocabulary."""
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 
@@ -45,58 +47,33 @@ def default_chunk_tokens(hidden_TE: Tensor, vocabulary: int, top_k: int | None) 
 def compare_chunk(
     student: TokenRole, teacher: TokenRole, comparison: TokenComparison, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Readings [C, 4], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
+    """Return readings [C, 4], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
+    temperature = comparison.temperature
     with torch.cuda.device_of(student.hidden_TE):
         student_CV = student.hidden_TE @ student.head.weight_VE.T
-        if _same(student.head.weight_VE, teacher.head.weight_VE):
+        if student.head.weight_VE.is_set_to(teacher.head.weight_VE):
             difference_CV = (teacher.hidden_TE - student.hidden_TE) @ teacher.head.weight_VE.T
         else:
             difference_CV = torch.addmm(student_CV, teacher.hidden_TE, teacher.head.weight_VE.T, beta=-1)
-        rows = _Rows(student_CV, difference_CV, student.head, teacher.head, comparison)
-        if comparison.top_k is not None:
-            return _compare_top(rows, comparison, comparison.top_k, needs_grad), student_CV if needs_grad else None
-        readings_C4 = torch.empty(len(student_CV), 4, dtype=torch.float32, device=student_CV.device)
-        choices: dict[str, Any] = {
-            "KIND": comparison.formulas.kernel_code,
-            "CLIP": CLIPS[comparison.clip],
-            "GRADIENT": needs_grad,
-        }
-        compare_rows[rows.grid](
-            *rows.arguments, readings_C4, *rows.numbers, rows.slope, comparison.jsd_beta, comparison.clip_threshold,
-            **choices, **rows.options,
-        )  # fmt: skip
-    return readings_C4, student_CV if needs_grad else None
-
-
-def _same(left: Tensor, right: Tensor) -> bool:
-    """Whether both are the same memory, read in the same way."""
-    return left.data_ptr() == right.data_ptr() and left.shape == right.shape and left.stride() == right.stride()
-
-
-class _Rows:
-    """The buffers and heads of a chunk, as arguments of the kernels."""
-
-    def __init__(
-        self,
-        student_CV: Tensor,
-        difference_CV: Tensor,
-        student: OutputHead,
-        teacher: OutputHead,
-        comparison: TokenComparison,
-    ) -> None:
         num_tokens, vocabulary = student_CV.shape
         lanes = min(MAX_LANES, triton.next_power_of_2(triton.cdiv(vocabulary, WIDTH.value)))
-        self.grid = (num_tokens,)
-        self.student, self.teacher = student, teacher
-        self.arguments = (student_CV, difference_CV, student.bias_V, teacher.bias_V, vocabulary)
-        self.numbers = (*head_numbers(student, comparison.temperature), *head_numbers(teacher, comparison.temperature))
-        self.slope = student.scale / comparison.temperature
-        """d x / d (hidden Wᵀ + bias) in nats, before the soft cap."""
-        self.options: dict[str, Any] = {
-            "CAPS": (student.softcap is not None) + 2 * (teacher.softcap is not None),
-            "LANES": lanes,
-            "num_warps": max(1, lanes // 32),
-        }
+        caps = (student.head.softcap is not None) + 2 * (teacher.head.softcap is not None)
+        options: dict[str, Any] = {"CAPS": caps, "LANES": lanes, "num_warps": max(1, lanes // 32)}
+        buffers = (student_CV, difference_CV, student.head.bias_V, teacher.head.bias_V, vocabulary)
+        numbers = (*head_numbers(student.head, temperature), *head_numbers(teacher.head, temperature))
+        if comparison.top_k is not None:
+            readings_C4 = _compare_top(
+                student.head, teacher.head, comparison, comparison.top_k, needs_grad,
+                (num_tokens,), buffers, numbers, options,
+            )  # fmt: skip
+        else:
+            readings_C4 = torch.empty(num_tokens, 4, dtype=torch.float32, device=student_CV.device)
+            options |= {"KIND": comparison.formulas.kernel_code, "CLIP": CLIPS[comparison.clip], "GRADIENT": needs_grad}
+            compare_rows[(num_tokens,)](
+                *buffers, readings_C4, *numbers, student.head.scale / temperature,
+                comparison.jsd_beta, comparison.clip_threshold, **options,
+            )  # fmt: skip
+    return readings_C4, student_CV if needs_grad else None
 
 
 def head_numbers(head: OutputHead, temperature: float) -> tuple[float, float]:
@@ -106,9 +83,12 @@ def head_numbers(head: OutputHead, temperature: float) -> tuple[float, float]:
     return 2 * LOG2_E * head.scale / head.softcap, head.softcap / temperature * LOG2_E
 
 
-def _compare_top(rows: _Rows, comparison: TokenComparison, top_k: int, needs_grad: bool) -> Tensor:
+def _compare_top(
+    student: OutputHead, teacher: OutputHead, comparison: TokenComparison, top_k: int, needs_grad: bool,
+    grid: tuple[int], buffers: Buffers, numbers: tuple[float, float, float, float], options: dict[str, Any],
+) -> Tensor:  # fmt: skip
     """Compare the teacher's k likeliest tokens here; kernels sum over all others and spread their gradient."""
-    student_CV, difference_CV, student_bias_V, teacher_bias_V, vocabulary = rows.arguments
+    student_CV, difference_CV, student_bias_V, teacher_bias_V, vocabulary = buffers
     teacher_CV = student_CV + difference_CV
     if teacher_bias_V is not None:
         teacher_CV += teacher_bias_V
@@ -116,11 +96,12 @@ def _compare_top(rows: _Rows, comparison: TokenComparison, top_k: int, needs_gra
     del teacher_CV
     student_CK = student_CV.gather(-1, top_CK).float()
     teacher_CK = student_CK + difference_CV.gather(-1, top_CK).float()
-    student_CK, teacher_CK = _logits(student_CK, rows.student, top_CK), _logits(teacher_CK, rows.teacher, top_CK)
+    student_CK = student.bend(student_CK, None if student_bias_V is None else student_bias_V[top_CK])
+    teacher_CK = teacher.bend(teacher_CK, None if teacher_bias_V is None else teacher_bias_V[top_CK])
     student_CV.scatter_(-1, top_CK, -torch.inf)  # out of the others' sums
 
     rest_3C = torch.empty(3, len(student_CV), dtype=torch.float32, device=student_CV.device)
-    sum_rest[rows.grid](*rows.arguments, rest_3C, *rows.numbers, **rows.options)
+    sum_rest[grid](*buffers, rest_3C, *numbers, **options)
     student_rest_C, teacher_rest_C, entropy_C = rest_3C
     student_log_CK = _lump(student_CK / comparison.temperature, student_rest_C)
     teacher_log_CK = _lump(teacher_CK / comparison.temperature, teacher_rest_C)
@@ -130,24 +111,15 @@ def _compare_top(rows: _Rows, comparison: TokenComparison, top_k: int, needs_gra
     probability_CK = student_log_CK.exp()
     entropy_C = entropy_C * probability_CK[:, -1] - torch.linalg.vecdot(probability_CK, student_log_CK)
     if needs_grad:
-        grad_CK = (slope_CK - probability_CK * slope_CK.sum(-1, keepdim=True)) * rows.slope
+        slope_CK -= probability_CK * slope_CK.sum(-1, keepdim=True)
+        grad_CK = slope_CK * (student.scale / comparison.temperature)
         rest_grad_C = grad_CK[:, -1].contiguous()
-        spread_rest[rows.grid](
-            student_CV, student_bias_V, vocabulary, student_rest_C, rest_grad_C, *rows.numbers[:2], **rows.options
-        )
+        spread_rest[grid](student_CV, student_bias_V, vocabulary, student_rest_C, rest_grad_C, *numbers[:2], **options)
         grad_CK = grad_CK[:, :-1]
-        if rows.student.softcap is not None:
-            grad_CK = grad_CK * (1 - (student_CK / rows.student.softcap).square())
+        if student.softcap is not None:
+            grad_CK = grad_CK * (1 - (student_CK / student.softcap).square())
         student_CV.scatter_(-1, top_CK, grad_CK.to(student_CV.dtype))
     return torch.stack([*values_C, entropy_C], -1)
-
-
-def _logits(product_CK: Tensor, head: OutputHead, top_CK: Tensor) -> Tensor:
-    """The logits of some entries from their products hidden Wᵀ."""
-    if head.bias_V is not None:
-        product_CK = product_CK + head.bias_V[top_CK]
-    logits_CK = product_CK * head.scale
-    return logits_CK if head.softcap is None else head.softcap * torch.tanh(logits_CK / head.softcap)
 
 
 def _lump(top_CK: Tensor, rest_C: Tensor) -> Tensor:
