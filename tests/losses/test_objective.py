@@ -42,12 +42,12 @@ def gradients(model, loss):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_gradients(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
+def assert_same_gradients(actual, expected, tolerance=1e-5):
+    assert actual.keys() == expected.keys()
     scale = max(gradient.abs().max() for gradient in expected.values())
     assert scale > 0
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=1e-3, msg=name)
+        torch.testing.assert_close(actual[name] / scale, gradient / scale, atol=tolerance, rtol=1e-3, msg=name)
 
 
 def eager_oracle(model, rollouts, attention_weight):
@@ -91,13 +91,13 @@ def test_loss_and_every_lora_gradient_equal_an_eager_float64_oracle(family, weig
     model = add_lora(make_model(family, fast(family), torch.float64))
     config = PLAIN.model_copy(update={"token_weight": token_weight, "attention_weight": attention_weight})
     output = step(model, rollouts, config)
-    found = gradients(model, output.loss)
+    actual = gradients(model, output.loss)
 
     reference = add_lora(make_model(family, "eager", torch.float64))
     both = eager_oracle(reference, rollouts, attention_weight)
     expected = both if token_weight else both - eager_oracle(reference, rollouts, 0.0)
     assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_same_gradients(found, gradients(reference, expected))
+    assert_same_gradients(actual, gradients(reference, expected))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -142,9 +142,9 @@ def test_chunked_and_reference_agree_on_a_model():
         }
     )
     model = add_lora(make_model("qwen3", dtype=torch.float64))
-    mine, theirs = step(model, rollouts, config), step(model, rollouts, plain)
-    assert mine.metrics == pytest.approx(theirs.metrics, rel=1e-9)
-    assert_same_gradients(gradients(model, mine.loss), gradients(model, theirs.loss))
+    chunked, expected = step(model, rollouts, config), step(model, rollouts, plain)
+    assert chunked.metrics == pytest.approx(expected.metrics, rel=1e-9)
+    assert_same_gradients(gradients(model, chunked.loss), gradients(model, expected.loss))
 
 
 def test_mean_over_tokens_first_then_over_rollouts():
@@ -199,9 +199,9 @@ def test_a_weight_of_zero_skips_the_work():
     only_attention = opasd_loss(rollouts, student, teacher, poison, poison, ObjectiveConfig(token_weight=0))
     assert only_attention.loss.isfinite()
     assert not any(name.startswith("token") for name in only_attention.metrics)
-    found = gradients(model, only_attention.loss)
+    actual = gradients(model, only_attention.loss)
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)  # all stay in the graph
-    last = [gradient for name, gradient in found.items() if ".layers.3.mlp" in name]
+    last = [gradient for name, gradient in actual.items() if ".layers.3.mlp" in name]
     assert last
     assert all((gradient == 0).all() for gradient in last)
 

@@ -77,7 +77,7 @@ def logits(model):
 
 load = AutoModelForCausalLM.from_pretrained
 right = logits(on(load("org/tiny", revision="v1"), run / "final"))
-found = {
+models = {
     "main": on(load("org/tiny"), run / "final"),
     "merged": load("merged"),
     "moved": load("merged-moved"),
@@ -85,11 +85,11 @@ found = {
     "peft": AutoPeftModelForCausalLM.from_pretrained(str(run / "final")),
     "evaluated": on(loading.load_model(evaluated.model), evaluated.adapter),
 }
-off = {name: (logits(model) - right).abs().max().item() for name, model in found.items()}
+off = {name: (logits(model) - right).abs().max().item() for name, model in models.items()}
 first = logits(on(load("org/tiny", revision="v1"), run / "checkpoint-1"))
-off["checkpoint"] = (logits(found["checkpoint"]) - first).abs().max().item()
+off["checkpoint"] = (logits(models["checkpoint"]) - first).abs().max().item()
 revision = json.loads((run / "final" / "adapter_config.json").read_text())["revision"]
-Path("found.json").write_text(json.dumps({"codes": codes, "off": off, "revision": revision}))
+Path("report.json").write_text(json.dumps({"codes": codes, "off": off, "revision": revision}))
 """
 
 
@@ -112,11 +112,11 @@ def test_the_commit_of_the_base_is_kept(tmp_path):
     cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
     done = processes.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=processes.environment(**cache))
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["codes"] == [0] * 5, done.stderr
-    assert found["off"].pop("main") > 0.01
-    assert max(found["off"].values()) < 1e-4, found["off"]
-    assert found["revision"] == "v1"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["codes"] == [0] * 5, done.stderr
+    assert report["off"].pop("main") > 0.01
+    assert max(report["off"].values()) < 1e-4, report["off"]
+    assert report["revision"] == "v1"
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_what_a_killed_merge_left_is_cleared_away(run, tmp_path, capsys):
 
 
 def test_what_is_in_the_folder_stays(run, tmp_path):
-    (tmp_path / "mine.txt").write_text("x")
+    (tmp_path / "own.txt").write_text("x")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
@@ -205,7 +205,7 @@ def test_what_is_in_the_folder_stays(run, tmp_path):
             merging.merge(run / "final", tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
 
 
 def test_a_folder_that_cannot_be_made(run, tmp_path):

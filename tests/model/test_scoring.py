@@ -42,8 +42,8 @@ def test_layouts_and_batch_composition_change_nothing(family, role):
             if layout == "packed" and family in HYBRID:
                 continue
             together = scorer(rollouts, role, layout=layout)
-            for mine, theirs in zip(tensors(together), tensors(alone), strict=True):
-                torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)  # eager softmax is float32
+            for actual, expected in zip(tensors(together), tensors(alone), strict=True):
+                torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)  # eager softmax is float32
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -44,8 +44,8 @@ def values(teacher: Teacher) -> dict[str, Tensor]:
         return {name: parameter.clone() for name, parameter in teacher.model.named_parameters() if name in names}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # ---- whose weights --------------------------------------------------------------------------------------------------
@@ -166,16 +166,16 @@ def test_ema_has_its_closed_form(adaptation, dtype):
         teacher.after_step(step)
         history.append({name: parameter.detach().double().clone() for name, parameter in trained(model).items()})
     weights = [decay**steps] + [(1 - decay) * decay ** (steps - i) for i in range(1, steps + 1)]
-    found = values(teacher)
+    actual = values(teacher)
     for name in history[0]:
         expected = sum(weight * state[name] for weight, state in zip(weights, history, strict=True))
-        assert found[name].dtype == dtype
+        assert actual[name].dtype == dtype
         tolerance = torch.finfo(dtype).eps * (1 if dtype == torch.bfloat16 else 8)
-        torch.testing.assert_close(found[name].double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(actual[name].double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_slow_average_moves_in_low_precision_too():
-    """Each change is far below half a unit of bfloat16; an average kept in it would stand still."""
+    """Each change is far below half a unit of bfloat16; an average in that format would not move."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
     model.weight.data.fill_(1.0)
     teacher = Teacher(model, TeacherConfig(update="ema", ema_decay=0.999))

@@ -1,4 +1,4 @@
-"""Sets of problems: what rows and problems may lack, which questions can be asked, and the account of it."""
+"""Sets of problems: what rows and problems may lack, which questions can be asked, and the account of both."""
 
 import copy
 import json

@@ -101,16 +101,16 @@ def test_only_the_first_process_speaks(monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_on_a_real_terminal(monkeypatch):
-    ours, theirs = pty.openpty()
+    master, terminal = pty.openpty()
     parts = []
     try:
-        with open(theirs, "w", encoding="utf-8") as stream:
+        with open(terminal, "w", encoding="utf-8") as stream:
             run(monkeypatch, stream, [(1, LOGS), (2, LOGS)])
         with suppress(OSError):  # the end of the stream, once nobody writes any more
-            while part := os.read(ours, 65536):
+            while part := os.read(master, 65536):
                 parts.append(part)
     finally:
-        os.close(ours)
+        os.close(master)
     text = b"".join(parts).decode()
     assert text.count("\r\x1b[Kstep") == 2
     assert text.count("\n") == 1

@@ -27,9 +27,9 @@ from tests.training import PROBLEMS, TOKENIZER, make_model
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def inputs(tmp_path_factory):
     """A folder with a model, its tokenizer and a file of problems."""
-    folder = tmp_path_factory.mktemp("place")
+    folder = tmp_path_factory.mktemp("inputs")
     make_model().save_pretrained(folder / "model")
     TOKENIZER.save_pretrained(folder / "model")
     rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
@@ -37,11 +37,11 @@ def place(tmp_path_factory):
     return folder
 
 
-def make_config(place, **changes):
+def make_config(inputs, **changes):
     values = {
-        "model": {"name_or_path": str(place / "model"), "lora_r": 4, "lora_alpha": 8},
-        "data": {"source": str(place / "sums.jsonl")},
-        "validation_data": {"sums": {"source": str(place / "sums.jsonl"), "sample": 3}},
+        "model": {"name_or_path": str(inputs / "model"), "lora_r": 4, "lora_alpha": 8},
+        "data": {"source": str(inputs / "sums.jsonl")},
+        "validation_data": {"sums": {"source": str(inputs / "sums.jsonl"), "sample": 3}},
         "validation": {"every": 2, "sampling": {"max_new_tokens": 4}},
         "rollout": {"max_new_tokens": 6},
         "train": {
@@ -58,15 +58,15 @@ def make_config(place, **changes):
     return RunConfig.model_validate(values)
 
 
-def test_a_run_and_what_it_leaves(place, tmp_path):
-    config = make_config(place)
+def test_a_run_and_what_it_leaves(inputs, tmp_path):
+    config = make_config(inputs)
     assert session.train(config, tmp_path) == "finished"
     assert [row["step"] for row in Records(tmp_path / "metrics.jsonl") if "loss" in row] == [1, 2]
     assert any("validation/sums/avg@1" in row for row in Records(tmp_path / "metrics.jsonl"))
     card = (tmp_path / "final" / "README.md").read_text()
     assert "| attention divergence |" in card
-    assert f'"source": "{place}/sums.jsonl"' in card
-    base = AutoModelForCausalLM.from_pretrained(place / "model")
+    assert f'"source": "{inputs}/sums.jsonl"' in card
+    base = AutoModelForCausalLM.from_pretrained(inputs / "model")
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "final"))
     ids = torch.tensor([[4, 5, 6]])
     merging.merge(tmp_path / "final", tmp_path / "merged")
@@ -77,12 +77,12 @@ def test_a_run_and_what_it_leaves(place, tmp_path):
             assert (merged(ids).logits - adapted(ids).logits).abs().max() > 1e-4
 
 
-def test_full_fine_tuning_leaves_a_model(place, tmp_path):
+def test_full_fine_tuning_leaves_a_model(inputs, tmp_path):
     assert (
-        session.train(make_config(place, model__adaptation="full", train__learning_rate=1e-4), tmp_path) == "finished"
+        session.train(make_config(inputs, model__adaptation="full", train__learning_rate=1e-4), tmp_path) == "finished"
     )
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
-    base = AutoModelForCausalLM.from_pretrained(place / "model")
+    base = AutoModelForCausalLM.from_pretrained(inputs / "model")
     assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters(), strict=True))
 
 
@@ -96,8 +96,8 @@ print(session.train(config, Path(sys.argv[2]), resume=sys.argv[3] == "resume"))
 """
 
 
-def test_sigterm_saves_and_the_run_resumes(place, tmp_path):
-    config = make_config(place, train__max_steps=400, train__save_steps=1000, validation__every=0)
+def test_sigterm_saves_and_the_run_resumes(inputs, tmp_path):
+    config = make_config(inputs, train__max_steps=400, train__save_steps=1000, validation__every=0)
     (tmp_path / "config.json").write_text(config.model_dump_json())
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json"), str(tmp_path / "run")]
     process = subprocess.Popen(
@@ -116,9 +116,9 @@ def test_sigterm_saves_and_the_run_resumes(place, tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "file"), [(1, "final"), (2, "metrics.jsonl")])
-def test_a_full_disk_is_told_wherever_it_is_met(place, tmp_path, monkeypatch, steps, file):
-    """A link to /dev/full in the place of a file that is written late."""
-    config = make_config(place, train__max_steps=steps, validation__every=0)
+def test_a_full_disk_is_reported_at_every_file(inputs, tmp_path, monkeypatch, steps, file):
+    """A link to /dev/full instead of a file that is written late."""
+    config = make_config(inputs, train__max_steps=steps, validation__every=0)
     whole = session.OPASDTrainer.log
 
     def log(self, logs, *args, **kwargs):
@@ -154,19 +154,19 @@ def test_a_full_disk_is_told_wherever_it_is_met(place, tmp_path, monkeypatch, st
         ),
     ],
 )
-def test_mistakes_are_told_in_one_line(place, tmp_path, changes, error, message):
+def test_mistakes_are_reported_in_one_line(inputs, tmp_path, changes, error, message):
     with pytest.raises(error, match=message) as caught:
-        session.train(make_config(place, **changes), tmp_path / "run")
+        session.train(make_config(inputs, **changes), tmp_path / "run")
     assert "\n" not in str(caught.value).strip()
 
 
-def test_a_bad_validation_question_is_met_before_the_first_step(place, tmp_path, capsys):
+def test_a_bad_validation_question_is_met_before_the_first_step(inputs, tmp_path, capsys):
     rows = [{"problem": "Say <|im_end|>", "answer": "1"}, {"problem": "1 + 1?", "answer": "2"}]
     (tmp_path / "held.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     held = {"source": str(tmp_path / "held.jsonl"), "columns": {"solution": None}}
 
     def run(folder, **more):
-        config = make_config(place, prompts={"imitation": "refuse"}, validation_data={"v": held | more})
+        config = make_config(inputs, prompts={"imitation": "refuse"}, validation_data={"v": held | more})
         return session.train(config, folder)
 
     with pytest.raises(PromptError, match=r"validation set v, \S*held.jsonl:1: ") as caught:
@@ -181,56 +181,58 @@ def test_a_bad_validation_question_is_met_before_the_first_step(place, tmp_path,
         run(tmp_path / "none", on_bad_row="skip", rows=":1")
 
 
-def test_a_validation_set_that_cannot_be_read_is_named(place, tmp_path):
+def test_a_validation_set_that_cannot_be_read_is_named(inputs, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"question": "1 + 1?"}\n')
-    config = make_config(place, validation_data={"mine": {"source": str(tmp_path / "bad.jsonl")}})
+    config = make_config(inputs, validation_data={"mine": {"source": str(tmp_path / "bad.jsonl")}})
     with pytest.raises(DataError, match=r"^validation_data.mine: .*--validation-data.mine null") as caught:
         session.train(config, tmp_path / "run")
     assert not re.search(r"(?<!validation_)data\.(source|columns|on_bad_row)", str(caught.value))
 
 
-def test_rows_left_out_are_told_and_kept_with_the_run(place, tmp_path, capsys):
-    good = (place / "sums.jsonl").read_text()
+def test_rows_left_out_are_reported_and_recorded(inputs, tmp_path, capsys):
+    good = (inputs / "sums.jsonl").read_text()
     (tmp_path / "some.jsonl").write_text("{broken\n" * 30 + good + good)
-    config = make_config(place, data={"source": str(tmp_path / "some.jsonl"), "on_bad_row": "skip"}, train__max_steps=1)
+    config = make_config(
+        inputs, data={"source": str(tmp_path / "some.jsonl"), "on_bad_row": "skip"}, train__max_steps=1
+    )
     assert session.train(config, tmp_path / "run") == "finished"
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data: ")]
-    assert len(told) == 1
-    assert "16 of 62 rows used. Left out: 16 by deduplicate. Bad rows skipped: 30 (" in told[0]
-    kept = json.loads((tmp_path / "run" / "data.json").read_text())
-    assert list(kept) == ["data", "validation_data.sums"]
-    data = kept["data"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data: ")]
+    assert len(lines) == 1
+    assert "16 of 62 rows used. Left out: 16 by deduplicate. Bad rows skipped: 30 (" in lines[0]
+    accounts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert list(accounts) == ["data", "validation_data.sums"]
+    data = accounts["data"]
     assert (data["source"], data["revision"], data["rows"], data["kept"], data["bad"]) == (
         str(tmp_path / "some.jsonl"), None, 62, 16, 30,
     )  # fmt: skip
     assert data["faults"][0].startswith("some.jsonl, row 1: is not valid JSON")
-    assert kept["validation_data.sums"]["left_out"] == {"sample": 13}
+    assert accounts["validation_data.sums"]["left_out"] == {"sample": 13}
     embedded = load_set(DataConfig(source="lab", sample=3), "train")
     assert (embedded.report.source, embedded.report.rows, embedded.report.kept) == ("lab", 3, 3)
 
 
 @pytest.mark.parametrize("changed", ["data", "validation_data.sums"])
-def test_a_run_does_not_go_on_with_other_data(place, tmp_path, changed):
-    rows = (place / "sums.jsonl").read_text().splitlines(keepends=True)
+def test_a_run_does_not_resume_with_other_data(inputs, tmp_path, changed):
+    rows = (inputs / "sums.jsonl").read_text().splitlines(keepends=True)
     files = {name: tmp_path / f"{name}.jsonl" for name in ("data", "validation_data.sums")}
     for path in files.values():
         path.write_text("".join(rows))
     sets = {"data": {"source": str(files["data"])},
             "validation_data": {"sums": {"source": str(files["validation_data.sums"])}}}  # fmt: skip
-    assert session.train(make_config(place, **sets), tmp_path / "run") == "finished"
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")}
+    assert session.train(make_config(inputs, **sets), tmp_path / "run") == "finished"
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")}
     files[changed].write_text("".join(rows[1:]))
-    longer = make_config(place, **sets, train__max_steps=3)
+    longer = make_config(inputs, **sets, train__max_steps=3)
     with pytest.raises(ConfigError, match=rf"^{changed}: the problems are not .* \(then: 16 rows of .*, now: 15\)"):
         session.train(longer, tmp_path / "run", resume=True)
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in before} == before
     files[changed].write_text("".join(rows))
     assert session.train(longer, tmp_path / "run", resume=True) == "finished"
 
 
-def test_data_that_gives_too_few_steps_is_told(place, tmp_path):
-    few = {"source": str(place / "sums.jsonl"), "sample": 3}
-    config = make_config(place, data=few, train__extra={"use_cpu": True, "dataloader_drop_last": True})
+def test_data_that_gives_too_few_steps_is_reported(inputs, tmp_path):
+    few = {"source": str(inputs / "sums.jsonl"), "sample": 3}
+    config = make_config(inputs, data=few, train__extra={"use_cpu": True, "dataloader_drop_last": True})
     with pytest.raises(ConfigError, match="training ended after 0 of 2 steps .*: 3 problems; give more, or leave out"):
         session.train(config, tmp_path)
 
@@ -253,35 +255,35 @@ def test_data_that_gives_too_few_steps_is_told(place, tmp_path):
         ("dataloader_drop_last", 1),
     ],
 )
-def test_settings_that_transformers_cannot_train_with(place, tmp_path, name, value, monkeypatch):
+def test_settings_that_transformers_cannot_train_with(inputs, tmp_path, name, value, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    config = make_config(place, validation_data={}, train__extra={"use_cpu": True, name: value})
+    config = make_config(inputs, validation_data={}, train__extra={"use_cpu": True, name: value})
     with pytest.raises(ConfigError, match=rf"^train(\.extra.*{name}|: .*absent.json)") as caught:
         session.train(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-def test_weights_that_are_no_numbers_are_not_saved(place, tmp_path):
-    config = make_config(place, train__max_steps=1, train__learning_rate=1e38)
+def test_weights_that_are_no_numbers_are_not_saved(inputs, tmp_path):
+    config = make_config(inputs, train__max_steps=1, train__learning_rate=1e38)
     with pytest.raises(NonFiniteError, match="NaN or infinity in the weights after step 1"):
         session.train(config, tmp_path)
     assert not (tmp_path / "final").exists()
 
 
-def test_a_broken_model_folder(place, tmp_path):
+def test_a_broken_model_folder(inputs, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot load the tokenizer"):
-        session.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+        session.train(make_config(inputs, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
-def test_a_folder_without_a_tokenizer_is_told(place, tmp_path):
+def test_a_folder_without_a_tokenizer_is_reported(inputs, tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / "model" / name).write_bytes((place / "model" / name).read_bytes())
+        (tmp_path / "model" / name).write_bytes((inputs / "model" / name).read_bytes())
     with pytest.raises(ConfigError, match="model has no tokenizer: a text gives no token"):
-        session.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+        session.train(make_config(inputs, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
 def _weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -290,9 +292,9 @@ def _weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) ->
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_that_are_missing_or_of_another_shape_are_told(place, tmp_path):
-    shutil.copytree(place / "model", tmp_path / "model")
-    config = make_config(place, model__name_or_path=str(tmp_path / "model"))
+def test_weights_that_are_missing_or_of_another_shape_are_reported(inputs, tmp_path):
+    shutil.copytree(inputs / "model", tmp_path / "model")
+    config = make_config(inputs, model__name_or_path=str(tmp_path / "model"))
     name = "model.layers.0.mlp.up_proj.weight"
     _weights(tmp_path / "model", lambda weights: weights.pop(name))
     with pytest.raises(ConfigError, match=f"model has no {name}, and random"):
@@ -302,22 +304,22 @@ def test_weights_that_are_missing_or_of_another_shape_are_told(place, tmp_path):
         session.train(config, tmp_path / "run")
 
 
-def test_a_tokenizer_file_of_nothing_is_told(place, tmp_path):
-    shutil.copytree(place / "model", tmp_path / "model")
+def test_a_tokenizer_file_of_nothing_is_reported(inputs, tmp_path):
+    shutil.copytree(inputs / "model", tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot load the tokenizer"):
-        session.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+        session.train(make_config(inputs, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
-def test_what_a_model_cannot_do_is_told(place, tmp_path, monkeypatch):
+def test_what_a_model_cannot_do_is_reported(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(type(make_model()), "supports_gradient_checkpointing", False)
-    config = make_config(place, train={"gradient_checkpointing": True, "extra": {"use_cpu": True}})
+    config = make_config(inputs, train={"gradient_checkpointing": True, "extra": {"use_cpu": True}})
     with pytest.raises(ConfigError, match="cannot recompute activations; set train.gradient_checkpointing to false"):
         session.train(config, tmp_path)
 
 
-def test_full_training_in_half_precision_is_warned_of(place, tmp_path):
-    config = make_config(place, model__adaptation="full", model__dtype="bfloat16")
+def test_full_training_in_half_precision_is_warned_of(inputs, tmp_path):
+    config = make_config(inputs, model__adaptation="full", model__dtype="bfloat16")
     with pytest.warns(UserWarning, match="all weights are trained in torch.bfloat16") as caught:
         assert session.train(config, tmp_path) == "finished"
     advice = dict(re.findall(r"((?:model|train)\.\w+): (\w+)", str(caught[0].message)))
@@ -326,7 +328,7 @@ def test_full_training_in_half_precision_is_warned_of(place, tmp_path):
     assert cli.main(["validate", "lab", "--model.adaptation", "full", *flags]) == 0
 
 
-def test_layers_of_other_kinds_can_be_named_and_those_that_cannot_be_adapted_are_told():
+def test_layers_of_other_kinds_can_be_named_and_those_that_cannot_be_adapted_are_reported():
     shape = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
     config = ModelConfig(lora_target_modules=("c_attn",), lora_r=2)
     adapted = loading.adapt(GPT2LMHeadModel(GPT2Config(**shape)), config, checkpointing=False)
@@ -337,11 +339,11 @@ def test_layers_of_other_kinds_can_be_named_and_those_that_cannot_be_adapted_are
         loading.adapt(model, ModelConfig(lora_target_modules=("q_proj",)), checkpointing=False)
 
 
-def test_a_broken_chat_template_is_told(place, tmp_path):
-    shutil.copytree(place / "model", tmp_path / "model")
+def test_a_broken_chat_template_is_reported(inputs, tmp_path):
+    shutil.copytree(inputs / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with pytest.raises(ConfigError, match="chat template cannot render"):
-        session.train(make_config(place, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
+        session.train(make_config(inputs, model__name_or_path=str(tmp_path / "model")), tmp_path / "run")
 
 
 def test_merging_what_is_no_adapter(tmp_path):
@@ -368,15 +370,17 @@ def test_the_embedded_task_has_splits_of_its_own_and_knows_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "installed", "given"),
+    ("setting", "device", "installed", "expected"),
     [
         (None, "cuda", True, True), (None, "cuda", False, False), (None, "cpu", True, False),
         (True, "cpu", False, True), (False, "cuda", True, False),
     ],
 )  # fmt: skip
-def test_liger_is_used_where_it_is_installed_and_there_is_a_gpu(tmp_path, asked, device, installed, given, monkeypatch):
+def test_liger_is_used_where_it_is_installed_and_there_is_a_gpu(
+    tmp_path, setting, device, installed, expected, monkeypatch
+):
     """The device is the one trained on, whatever else is there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(session, "is_liger_kernel_available", lambda: installed)
     monkeypatch.setattr(session.TrainingArguments, "device", torch.device(device))
-    assert session.training_arguments(TrainConfig(use_liger_kernel=asked), tmp_path).use_liger_kernel is given
+    assert session.training_arguments(TrainConfig(use_liger_kernel=setting), tmp_path).use_liger_kernel is expected

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.data_loader import BatchSamplerShard
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from torch.utils.data import BatchSampler
 from transformers import (
     AutoModelForCausalLM,
     EarlyStoppingCallback,
@@ -31,7 +35,7 @@ from opasd.model.scoring import Scorer, choose_layout
 from opasd.run.checkpoints import checkpoints
 from opasd.run.records import Records
 from opasd.trainer.setup import freeze_untied_head, use_liger
-from opasd.trainer.trainer import OPASDTrainer
+from opasd.trainer.trainer import OPASDTrainer, without_repeats
 from tests import processes
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
 
@@ -42,18 +46,18 @@ class Gradients(TrainerCallback):
     """The gradient of the first optimizer step, before clipping is undone or weights move."""
 
     def __init__(self):
-        self.found = None
+        self.first = None
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if self.found is None:
-            self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        if self.first is None:
+            self.first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def first_gradient(folder, **arguments):
     trainer = make_trainer(folder, max_steps=1, max_grad_norm=0.0, **arguments)
     trainer.add_callback(gradients := Gradients())
     trainer.train()
-    return gradients.found, trainer
+    return gradients.first, trainer
 
 
 def rows(folder, name="metrics.jsonl"):
@@ -65,7 +69,7 @@ def rows(folder, name="metrics.jsonl"):
 
 def test_a_step_is_algorithm_1(tmp_path):
     """Roll out, judge the same token ids in both roles, add both losses, mean over tokens then rollouts."""
-    found, _ = first_gradient(tmp_path)
+    actual, _ = first_gradient(tmp_path)
     fresh = make_trainer(tmp_path / "again")
     pairs = fresh.data.pairs
     order = [row["id"] for row in Records(tmp_path / "samples.jsonl")]
@@ -78,9 +82,9 @@ def test_a_step_is_algorithm_1(tmp_path):
     output = opasd_loss(rollouts, student, teacher, student.head, teacher.head, fresh.config.objective)
     output.loss.backward()
     expected = {name: p.grad for name, p in fresh.model.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-6, rtol=1e-4)
     assert rows(tmp_path)[0]["loss"] == pytest.approx(output.loss.item(), rel=1e-4)
 
 
@@ -92,21 +96,21 @@ def test_accumulation_changes_nothing(tmp_path):
         )
         for batch, steps in shapes
     ]
-    for found, _ in results[1:]:
+    for actual, _ in results[1:]:
         for name, gradient in results[0][0].items():
-            torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(actual[name], gradient, atol=1e-6, rtol=1e-4)
     losses = [rows(tmp_path / f"{batch}x{steps}")[0]["loss"] for batch, steps in shapes]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
 def test_how_rollouts_share_a_forward_changes_nothing(tmp_path):
     ways = [("padded", 16_384), ("padded", 1), ("padded", 400), ("packed", 16_384), ("packed", 400)]
-    found = [
+    actual = [
         first_gradient(tmp_path / f"{layout}{budget}", method={"layout": layout, "tokens_per_microbatch": budget})
         for layout, budget in ways
     ]
-    for gradients, _ in found[1:]:
-        for name, gradient in found[0][0].items():
+    for gradients, _ in actual[1:]:
+        for name, gradient in actual[0][0].items():
             torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-4)
     readings = [rows(tmp_path / f"{layout}{budget}")[0] for layout, budget in ways]
     for name in ("loss", "token/divergence", "attention/divergence", "attention/solution_mass", "grad_norm"):
@@ -123,7 +127,7 @@ def test_a_model_that_cannot_be_packed_is_warned_of_or_refused(monkeypatch, capl
         choose_layout(scorer, "packed", device=cuda, half=True)
 
 
-def test_packing_without_a_kernel_for_it_is_told(tmp_path, caplog):
+def test_packing_without_a_kernel_for_it_is_reported(tmp_path, caplog):
     make_trainer(tmp_path, method={"layout": "packed"}).check()
     assert "rollouts of a micro-batch are packed; attention: one sequence at a time" in caplog.text
 
@@ -142,7 +146,7 @@ def train_divided(folder, processes):
     """One of so many processes: a step's gradient, and a run of three steps."""
     torch.set_num_threads(1)
     method = {"tokens_per_microbatch": 500}
-    found, trainer = first_gradient(
+    actual, trainer = first_gradient(
         folder / "gradient", per_device_train_batch_size=2, method=method, gradient_accumulation_steps=4 // processes
     )
     short = make_trainer(
@@ -156,7 +160,7 @@ def train_divided(folder, processes):
     make_trainer(folder / "attention", lora=False, model=whole, max_steps=2, method=method | attention).train()
     if trainer.is_world_process_zero():
         weights = {name: weight for name, weight in short.model.named_parameters() if weight.requires_grad}
-        torch.save((found, weights), folder / "found.pt")
+        torch.save((actual, weights), folder / "gradients.pt")
     return trainer
 
 
@@ -173,16 +177,16 @@ def test_two_processes_equal_one(tmp_path):
         train_divided(tmp_path / "1", 1)
     finally:
         torch.set_num_threads(threads)
-    for mine, theirs in zip(*(torch.load(tmp_path / name / "found.pt") for name in ("1", "2")), strict=True):
-        for name, value in mine.items():
-            torch.testing.assert_close(theirs[name.replace("module.", "")], value, atol=1e-6, rtol=1e-4)
+    for alone, divided in zip(*(torch.load(tmp_path / name / "gradients.pt") for name in ("1", "2")), strict=True):
+        for name, value in alone.items():
+            torch.testing.assert_close(divided[name.replace("module.", "")], value, atol=1e-6, rtol=1e-4)
     for what, steps in (("gradient", 1), ("short", 3)):
-        mine, theirs = (
+        alone, divided = (
             [{key: value for key, value in row.items() if key != "epoch"} for row in rows(tmp_path / name / what)]
             for name in ("1", "2")
         )
-        assert len(mine) == len(theirs) == steps
-        for first, second in zip(mine, theirs, strict=True):
+        assert len(alone) == len(divided) == steps
+        for first, second in zip(alone, divided, strict=True):
             assert first == pytest.approx(second, rel=1e-4)
 
 
@@ -302,9 +306,9 @@ def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     assert done.stdout.split() == ["0", *["-9"] * 4, "0"], done.stderr[-3000:]
     from safetensors.torch import load_file
 
-    mine, theirs = (load_file(tmp_path / n / "final" / "adapter_model.safetensors") for n in ("whole", "killed"))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    whole, killed = (load_file(tmp_path / n / "final" / "adapter_model.safetensors") for n in ("whole", "killed"))
+    assert whole.keys() == killed.keys()
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
     assert rows(tmp_path / "whole", "samples.jsonl") == rows(tmp_path / "killed", "samples.jsonl")
     teacher = [load_file(checkpoints(tmp_path / n)[-1] / "teacher.safetensors") for n in ("whole", "killed")]
@@ -344,7 +348,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
-def test_a_run_without_a_checkpoint_begins_anew_and_its_records_are_kept(tmp_path):
+def test_a_run_without_a_checkpoint_starts_again_and_keeps_its_records(tmp_path):
     make_trainer(tmp_path, max_steps=1, save_strategy="no").train()
     before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")}
     for number in (1, 2):
@@ -370,7 +374,7 @@ def empty(path):
         ("teacher.safetensors", Path.unlink, "it has no teacher.safetensors"),
     ],
 )
-def test_a_damaged_checkpoint_is_told_before_anything_is_changed(tmp_path, damaged_run, file, damage, message):
+def test_a_damaged_checkpoint_is_reported_before_anything_is_changed(tmp_path, damaged_run, file, damage, message):
     shutil.copytree(damaged_run, tmp_path / "run")
     damage(tmp_path / "run" / "checkpoint-1" / file)
     Records(tmp_path / "run" / "metrics.jsonl").append({"step": 2})
@@ -392,7 +396,7 @@ def damaged_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("file", ["optimizer.pt", "adapter_model.safetensors"])
-def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(tmp_path, damaged_run, file):
+def test_a_full_disk_is_reported_and_leaves_no_half_checkpoint(tmp_path, damaged_run, file):
     """A limit on a file's size is the full disk that can be had here."""
     trainer = make_trainer(tmp_path, max_steps=2, save_steps=1)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -420,7 +424,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(tmp_path, damaged_run
         ({}, {"optim_args": "foo"}, "optim: adamw_torch"),
     ],
 )
-def test_a_mistake_is_told_before_the_first_rollout(tmp_path, monkeypatch, method, arguments, message):
+def test_a_mistake_is_reported_before_the_first_rollout(tmp_path, monkeypatch, method, arguments, message):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     validation = {"every": 2, "at_start": True, "sampling": {"max_new_tokens": 3}}
     with pytest.raises(OpasdError, match=message) as caught:
@@ -464,7 +468,7 @@ def stopping(trainer, at_step):
     return trainer
 
 
-def test_a_stop_does_not_wait_for_a_validation_which_is_made_when_the_run_goes_on(tmp_path):
+def test_a_stop_does_not_wait_for_a_validation_which_is_made_when_the_run_resumes(tmp_path):
     method = {"validation": {"every": 2, "sampling": {"max_new_tokens": 3}}}
     arguments = {"method": method, "eval_dataset": PROBLEMS[:2], "max_steps": 4, "save_steps": 10}
     make_trainer(tmp_path / "whole", **arguments).train()
@@ -516,9 +520,9 @@ def test_nan_stops_the_run_and_keeps_the_rollouts(tmp_path):
     poison(trainer, 1)
     with pytest.raises(NonFiniteError, match="step 2, .*non_finite.jsonl"):
         trainer.train()
-    kept = [json.loads(line) for line in (tmp_path / "non_finite.jsonl").read_text().splitlines()]
-    assert kept[0]["step"] == 2
-    assert kept[0]["completion_ids"]
+    records = [json.loads(line) for line in (tmp_path / "non_finite.jsonl").read_text().splitlines()]
+    assert records[0]["step"] == 2
+    assert records[0]["completion_ids"]
 
 
 def test_nan_skips_the_step_where_so_configured(tmp_path):
@@ -636,7 +640,7 @@ def test_models_by_folder_and_problems_by_column(tmp_path):
         ({"use_liger_kernel": True}, "use_liger_kernel needs a GPU and liger-kernel"),
     ],
 )
-def test_mistakes_are_told(tmp_path, changes, message):
+def test_mistakes_are_reported(tmp_path, changes, message):
     from transformers import TrainingArguments
 
     from opasd.trainer.trainer import OPASDTrainer
@@ -708,8 +712,10 @@ def test_dropout_resumes_bit_for_bit(tmp_path, checkpointing):
     stopped.add_callback(Stop())
     stopped.train()
     make("killed", 4).train(True)
-    mine, theirs = (load_file(tmp_path / n / "checkpoint-4" / "adapter_model.safetensors") for n in ("whole", "killed"))
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    whole, killed = (
+        load_file(tmp_path / n / "checkpoint-4" / "adapter_model.safetensors") for n in ("whole", "killed")
+    )
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
 
 
@@ -745,25 +751,25 @@ def test_solutions_are_needed_only_where_the_teacher_reads_them(tmp_path):
 def test_evaluating_first_does_not_count_as_a_run(tmp_path):
     method = {"validation": {"every": 0, "sampling": {"max_new_tokens": 3}}}
     trainer = make_trainer(tmp_path, method=method, max_steps=1)
-    found = trainer.evaluate({"mine": PROBLEMS[:2]})
+    actual = trainer.evaluate({"mine": PROBLEMS[:2]})
     names = ("avg@1", "stderr", "length_mean", "truncated", "markers_per_1000", "leaks")
-    assert set(found) == {f"{start}validation/mine/{name}" for name in names for start in ("", "eval_")}
+    assert set(actual) == {f"{start}validation/mine/{name}" for name in names for start in ("", "eval_")}
     trainer.train()
     assert trainer.state.global_step == 1
 
 
-def test_epochs_are_told(tmp_path):
+def test_epochs_are_reported(tmp_path):
     make_trainer(tmp_path, max_steps=4).train()
     assert [row["epoch"] for row in rows(tmp_path)] == [0.5, 1.0, 1.5, 2.0]
 
 
-def test_other_intervals_may_be_asked_for_on_resuming(tmp_path):
+def test_other_intervals_may_be_set_on_resuming(tmp_path):
     make_trainer(tmp_path, max_steps=2, save_steps=2).train()
     make_trainer(tmp_path, max_steps=4, save_steps=1).train(True)
     assert [path.name for path in checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (2, 3, 4)]
 
 
-def test_bad_rows_stop_or_are_skipped_as_asked(tmp_path):
+def test_bad_rows_stop_or_are_skipped_as_configured(tmp_path):
     from transformers import TrainingArguments
 
     from opasd.errors import DataError
@@ -836,10 +842,10 @@ def test_the_callers_arguments_stay_as_they_are(tmp_path):
     assert arguments.to_dict() == before
 
 
-@pytest.mark.parametrize("asked", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps", "eval_steps": 3}])
-def test_another_schedule_of_validation_is_refused(tmp_path, asked):
+@pytest.mark.parametrize("arguments", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps", "eval_steps": 3}])
+def test_another_schedule_of_validation_is_refused(tmp_path, arguments):
     with pytest.raises(ConfigError, match="validation.every decides when to validate"):
-        make_trainer(tmp_path, eval_dataset=PROBLEMS[:1], **asked)
+        make_trainer(tmp_path, eval_dataset=PROBLEMS[:1], **arguments)
 
 
 def test_a_second_adapter_does_not_take_the_firsts_place(tmp_path):
@@ -862,7 +868,7 @@ def test_a_tokenizer_that_is_not_the_models(tmp_path):
         make_trainer(tmp_path, model=model)
 
 
-def test_going_on_from_an_older_checkpoint_sets_the_newer_ones_aside(tmp_path):
+def test_resuming_from_an_older_checkpoint_sets_the_newer_ones_aside(tmp_path):
     """Else the next to go on would take one of them, whose steps are no longer on record."""
     make_trainer(tmp_path, max_steps=6, save_steps=2).train()
     again = make_trainer(tmp_path, max_steps=6, save_steps=4)
@@ -892,3 +898,23 @@ def test_a_checkpoint_of_another_name_or_place(tmp_path):
     others = make_trainer(tmp_path / "fourth", train_dataset=PROBLEMS[:6])
     with pytest.raises(ConfigError, match="the problems are not those that the run in .*first began with"):
         others.train(str(tmp_path / "first" / "checkpoint-2"))
+
+
+SMALL = st.integers(1, 5)
+
+
+@given(count=st.integers(1, 40), size=SMALL, processes=SMALL, epoch=st.integers(0, 2))
+def test_all_processes_together_have_what_one_would_have(count, size, processes, epoch):
+    sampler = BatchSampler(range(count), size, drop_last=False)
+    shards = [list(BatchSamplerShard(sampler, processes, process)) for process in range(processes)]
+    alone = list(BatchSampler(range(count), size * processes, drop_last=False))
+    assert {len(shard) for shard in shards} == {len(alone)}
+    for step, expected in enumerate(alone):
+        dealt = [
+            without_repeats(
+                shard[step], step + epoch * len(alone),
+                process=process, processes=processes, batch_size=size, num_problems=count,
+            )
+            for process, shard in enumerate(shards)
+        ]  # fmt: skip
+        assert [problem for batch in dealt for problem in batch] == expected

@@ -68,7 +68,7 @@ def attention_loss(
     impl: Impl = "auto",
     chunk_queries: int = 128,
 ) -> AttentionLossOutput:
-    """Attention loss of one layer and one rollout; `weights_T` defaults to 1/T, the rollout's mean."""
+    """Return the attention loss of one layer and one rollout; `weights_T` defaults to 1/T, the rollout's mean."""
     return attention_losses(
         student.batch(),
         teacher.batch(),
@@ -96,7 +96,7 @@ def attention_losses(
     impl: Impl = "auto",
     chunk_queries: int = 128,
 ) -> AttentionLossOutput:
-    """Attention loss of one layer and many rollouts of one forward, summed; the readings are concatenated.
+    """Return the attention loss of one layer and all rollouts of a forward, summed; the readings are concatenated.
 
     `weights_T` are those of all rollouts' steps, concatenated; by default 1/T of each rollout. `shuffle_seeds` has one
     seed for each rollout. Positions of an alignment count from its sequence's begin.
@@ -146,12 +146,12 @@ def attention_losses(
 
 
 def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:
-    """The definition of A [T, S]: head-averaged attention of causal queries at the given positions."""
+    """Return A [T, S] by its definition: head-averaged attention of causal queries at these positions."""
     return attention_heads(role, query_position_T).mean(0)
 
 
 def attention_heads(role: LayerAttention, query_position_T: Tensor) -> Tensor:
-    """Each head's attention [H, T, S]; a row sums to one, minus the share of a sink."""
+    """Return each head's attention [H, T, S]; a row sums to one, minus the share of a sink."""
     dtype = wide(role.query_HTD.dtype)
     num_heads, num_keys = role.query_HTD.shape[0], role.key_KSD.shape[1]
     key_HSD = role.key_KSD.to(dtype).repeat_interleave(num_heads // role.key_KSD.shape[0], 0)
@@ -173,7 +173,7 @@ def _reference(
     comparison: AttentionComparison,
     weights_T: Tensor,
 ) -> AttentionLossOutput:
-    """The definition: everything at once, gradients by autograd."""
+    """Return the loss by its definition: everything at once, gradients by autograd."""
     alignment = alignment.to(weights_T.device)
     # Under a sliding window, the two queries of a step reach different shared positions.
     seen_TJ = visible(alignment.student_query, alignment.student_shared, student.sliding_window)

@@ -70,7 +70,7 @@ def register_divergence(
     log_terms: LogFormula | None = None,
     kernel_code: int | None = None,
 ) -> DivergenceFormulas:
-    """Add a divergence to the table; autograd on `terms` replaces the formulas that are not given.
+    """Add a divergence to the table; autograd on `terms` replaces missing formulas.
 
     `terms` must be finite and differentiable at 0. Without `kernel_code`, the divergence runs in chunks.
     """
@@ -83,17 +83,17 @@ def register_divergence(
 
 
 def divergence(teacher_V: Tensor, student_V: Tensor, kind: str, jsd_beta: float = 0.5) -> Tensor:
-    """The definition: one number for each pair of rows; differentiable by autograd."""
+    """Return the divergence of each pair of rows by its definition; differentiable by autograd."""
     return formulas_of(kind).terms(teacher_V, student_V, jsd_beta).sum(-1)
 
 
 def entropy(probability_V: Tensor) -> Tensor:
-    """−Σ p log p, in nats."""
+    """Return −Σ p log p, in nats."""
     return -(probability_V * log(probability_V)).sum(-1)
 
 
 def log(probability: Tensor) -> Tensor:
-    """Logarithm with the floor described above."""
+    """Return the logarithm with the floor described above."""
     return probability.clamp_min(SMALLEST).log()
 
 

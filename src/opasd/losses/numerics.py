@@ -33,7 +33,7 @@ def without_autocast() -> Iterator[None]:
 
 
 def needs_gradient(tensor: Tensor | None) -> bool:
-    """Return whether autograd will need the gradient of what is computed from `tensor` now."""
+    """Return whether autograd will need the gradient of `tensor` for a computation that happens now."""
     return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
 
 

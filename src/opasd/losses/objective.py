@@ -1,7 +1,7 @@
 """The objective of a minibatch: λ_tok · token loss + λ_attn · attention loss (Algorithm 1).
 
 A rollout's loss is the mean over its tokens; the minibatch's is the mean over its rollouts. A rollout without tokens is
-not counted. A loss whose weight is 0 is not computed.
+not counted. A loss with weight 0 is not computed.
 """
 
 import math
@@ -52,9 +52,9 @@ def objective_loss(
     """Return the loss of some rollouts of a minibatch.
 
     `ids` name the rollouts in errors and readings. `token` and `attention` are the options of `token_loss` and
-    `attention_losses`; `alignments` are needed for the attention loss alone. `num_rollouts` is what to divide by if
-    these rollouts are a part of the minibatch (micro-batches, many processes): the parts' losses then add up to the
-    minibatch's. By default these rollouts are all of it.
+    `attention_losses`; `alignments` are needed for the attention loss alone. `num_rollouts` is the divisor if these
+    rollouts are a part of the minibatch (micro-batches, many processes): the parts' losses then add up to the
+    minibatch's. By default these rollouts are the minibatch.
     """
     lengths = student.lengths
     share = 1 / (num_rollouts or max(sum(length > 0 for length in lengths), 1))

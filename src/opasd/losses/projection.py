@@ -15,11 +15,11 @@ from torch import Tensor
 from opasd.choices import Handling
 
 LEAST_MASS = 1e-12
-"""A row whose head-averaged attention on the support is less than this says nothing and is left out."""
+"""A row with less head-averaged attention on the support than this says nothing and is left out."""
 
 
 def normalise(mass_TJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that sum to one, and the mass each had before; rows with less than LEAST_MASS become zero, NaN stays."""
+    """Return rows that sum to one, and the mass each had; rows with less than LEAST_MASS become zero, NaN stays."""
     mass_T = mass_TJ.sum(-1)
     usable_T = ~(mass_T < LEAST_MASS)
     rows_TJ = mass_TJ / torch.where(usable_T, mass_T, 1)[:, None]
@@ -29,7 +29,7 @@ def normalise(mass_TJ: Tensor) -> tuple[Tensor, Tensor]:
 def target(
     shared_TJ: Tensor, solution_T: Tensor, in_prompt_J: Tensor, handling: Handling, permutation_J: Tensor | None = None
 ) -> Tensor:
-    """The teacher's target on the support, from its attention there (unnormalised) and on the solution.
+    """Return the teacher's target on the support, from its attention there (unnormalised) and on the solution.
 
     The support may be the first J positions of those that `permutation_J` permutes.
     """
@@ -45,7 +45,7 @@ def target(
 
 
 def shuffle_permutation(in_prompt_J: Tensor, seed: int) -> Tensor:
-    """A seeded permutation of the shared prompt positions that leaves the others where they are."""
+    """Return a seeded permutation of the shared prompt positions that leaves the others where they are."""
     permutation_J = torch.arange(in_prompt_J.numel())
     prompt = in_prompt_J.cpu().nonzero().flatten()
     order = torch.randperm(prompt.numel(), generator=torch.Generator().manual_seed(seed))

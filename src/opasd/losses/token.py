@@ -12,10 +12,9 @@ time: logits [T, V] never exist. It forms the gradient to the hidden states whil
 matrix products instead of five. With u_v = df_v / d log p_S(v), 0 where clipped:  dz = (u − p_S Σ_v u_v) / temperature.
 `fused` (`fused/token.py`) does the same on a CUDA device with one kernel between the matrix products.
 
-Extra memory of `chunked`: at most WORKSPACE_BUFFERS · chunk_tokens · V float32 numbers (with `chunk_tokens` unset, at
-most WORKSPACE_BYTES for any length), plus the gradients: hidden states [T, E], and [V, E] if the head is trained.
-Of `fused`: two buffers [C, V] in the hidden states' own precision, three with `top_k`, plus the same gradients; with
-`chunk_tokens` unset, 1 GiB for buffers and the hidden states' gradient, as long as that alone is under 3/4 of it.
+Memory beside the gradients ([T, E], and [V, E] if the head is trained): `chunked` needs WORKSPACE_BUFFERS · C · V
+float32 numbers, by default at most WORKSPACE_BYTES; `fused` two buffers [C, V] in the hidden states' own precision,
+three with `top_k`, by default 1 GiB with the hidden states' gradient if that leaves a quarter.
 
 Shapes: T tokens, E hidden size, V vocabulary; C tokens of a chunk.
 """
@@ -73,7 +72,7 @@ def token_loss(
     impl: Impl = "auto",
     chunk_tokens: int | None = None,
 ) -> TokenLossOutput:
-    """Token loss of the hidden states that predict T tokens; `weights_T` defaults to 1/T, their mean."""
+    """Return the token loss of the hidden states that predict T tokens; `weights_T` defaults to 1/T, their mean."""
     comparison = TokenComparison(formulas_of(divergence), jsd_beta, temperature, clip, clip_threshold, top_k)
     check_choice("impl", impl, Impl)
     check_positive("chunk_tokens", chunk_tokens, whole=True, optional=True)
@@ -119,7 +118,7 @@ def token_loss(
 def log_probabilities(
     hidden_TE: Tensor, head: OutputHead, token_T: Tensor, *, chunk_tokens: int | None = None
 ) -> Tensor:
-    """log p of the T tokens that the hidden states predict, at temperature 1; chunks as in the loss."""
+    """Return log p of the T tokens that the hidden states predict, at temperature 1; chunks as in the loss."""
     chunk_tokens = chunk_tokens or default_chunk_tokens(head.weight_VE.shape[0])
     log_T = torch.empty(hidden_TE.shape[0], dtype=wide(hidden_TE.dtype), device=hidden_TE.device)
     with without_autocast():
@@ -133,7 +132,7 @@ def log_probabilities(
 def _reference(
     student: TokenRole, teacher: TokenRole, comparison: TokenComparison, weights_T: Tensor
 ) -> TokenLossOutput:
-    """The definition: all logits at once, gradients by autograd."""
+    """Return the loss by its definition: all logits at once, gradients by autograd."""
     student_TV, teacher_TV = (
         (role.head.logits(role.hidden_TE) / comparison.temperature).softmax(-1) for role in (student, teacher)
     )
@@ -155,7 +154,7 @@ def _reference(
 
 
 def _lump(probability_TV: Tensor, top_TK: Tensor) -> Tensor:
-    """[T, K + 1]: the chosen entries, and the sum of all others."""
+    """Return [T, K + 1]: the chosen entries, and the sum of all others."""
     rest_TV = probability_TV.scatter(-1, top_TK, 0)
     return torch.cat([probability_TV.gather(-1, top_TK), rest_TV.sum(-1, keepdim=True)], -1)
 

@@ -49,7 +49,7 @@ class TokenComparison:
         check_positive("top_k", self.top_k, whole=True, optional=True)
 
     def clip_terms(self, term_CV: Tensor, slope_CV: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Loss, divergence and clipped share [C], and the slopes [C, V] with 0 for clipped entries; in place.
+        """Return loss, divergence and clipped share [C], and the slopes [C, V] with 0 for clipped entries; in place.
 
         The slopes of a token that is clipped as a whole stay: `factor` is 0 for it.
         """
@@ -66,19 +66,19 @@ class TokenComparison:
         return loss_C, divergence_C, clipped_C, slope_CV
 
     def factor(self, weights_T: Tensor, readings_T4: Tensor) -> Tensor:
-        """The factor of each token's gradient: its weight, or 0 if the token was clipped as a whole."""
+        """Return the factor of each token's gradient: its weight, or 0 if the token was clipped as a whole."""
         return weights_T * (1 - readings_T4[:, 2]) if self.clip == "per_token" else weights_T
 
 
 def default_chunk_tokens(vocabulary: int) -> int:
-    """As many tokens as keep the workspace within WORKSPACE_BYTES, and at least one."""
+    """Return how many tokens keep the workspace within WORKSPACE_BYTES, and at least one."""
     return max(1, WORKSPACE_BYTES // (4 * WORKSPACE_BUFFERS * vocabulary))
 
 
 def compare_chunk(
     student: TokenRole, teacher: TokenRole, comparison: TokenComparison, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Readings [C, 4], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
+    """Return readings [C, 4], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
     temperature, head = comparison.temperature, student.head
     student_CV = head_logits(*student)
     # The logits are overwritten below, and the gradient of the soft cap needs them.
@@ -116,7 +116,7 @@ class TokenGradients(NamedTuple):
 
     @classmethod
     def empty(cls, student: TokenRole, hidden_dtype: torch.dtype) -> "TokenGradients":
-        """Buffers for the gradients that autograd will ask for; that of the hidden states in `hidden_dtype`."""
+        """Return buffers for the gradients that autograd needs; that of the hidden states is in `hidden_dtype`."""
         hidden_TE, weight_VE, bias_V = student.hidden_TE, student.head.weight_VE, student.head.bias_V
         dtype = wide(hidden_TE.dtype)
         return cls(
@@ -136,7 +136,7 @@ class TokenGradients(NamedTuple):
 
 
 def head_logits(hidden_CE: Tensor, head: OutputHead) -> Tensor:
-    """z [C, V] as `OutputHead.logits` defines it, in a fresh buffer and without a float32 copy of the head."""
+    """Return z [C, V] as `OutputHead.logits` defines it, in a fresh buffer and without a float32 copy of the head."""
     weight_VE = head.weight_VE
     dtype = wide(hidden_CE.dtype)
     if hidden_CE.dtype == weight_VE.dtype == dtype:
@@ -157,13 +157,13 @@ def head_logits(hidden_CE: Tensor, head: OutputHead) -> Tensor:
 
 
 def _log_softmax_(logits_CV: Tensor, temperature: float) -> Tensor:
-    """log_softmax(logits / temperature), in place."""
+    """Return log_softmax(logits / temperature), in place."""
     logits_CV.div_(temperature)
     return logits_CV.sub_(logits_CV.logsumexp(-1, keepdim=True))
 
 
 def _lump_log(log_CV: Tensor, top_CK: Tensor) -> Tensor:
-    """Floored log-probabilities [C, K + 1] of the chosen entries and of all others together.
+    """Return floored log-probabilities [C, K + 1] of the chosen entries and of all others together.
 
     The sum over the others avoids the cancellation of 1 − Σ, and the floor comes after it.
     """
@@ -172,7 +172,7 @@ def _lump_log(log_CV: Tensor, top_CK: Tensor) -> Tensor:
 
 
 def _product(grad_CV: Tensor, weight_VE: Tensor) -> Tensor:
-    """grad [C, V] · W [V, E], accumulated in at least float32."""
+    """Return grad [C, V] · W [V, E], accumulated in at least float32."""
     dtype = wide(grad_CV.dtype)
     if grad_CV.dtype == weight_VE.dtype == dtype:
         return grad_CV @ weight_VE

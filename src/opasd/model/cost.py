@@ -23,7 +23,7 @@ from opasd.model.unwrap import unwrap
 
 @dataclass(frozen=True)
 class CostModel:
-    """What one token costs in one model."""
+    """What a token costs in a model."""
 
     parameters: int
     attention: int
@@ -52,11 +52,11 @@ class CostModel:
         )
 
     def forward(self, lengths: Iterable[int]) -> float:
-        """Operations of a forward over sequences of these lengths."""
+        """Return the operations of a forward over sequences of these lengths."""
         return float(sum(2 * self.parameters * n + self.attention * n * (n + 1) / 2 for n in lengths))
 
     def step(self, student: list[int], teacher: list[int]) -> dict[str, float]:
-        """Operations of one step over rollouts whose sequences have these lengths in the two contexts."""
+        """Return the operations of a step over rollouts of these lengths in the two contexts."""
         forward = self.forward(student)
         return {
             "rollout": forward,

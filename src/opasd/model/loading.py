@@ -23,7 +23,7 @@ from opasd.lab import LAB, model_path
 
 
 def model_source(config: ModelConfig) -> str:
-    """Return where the model is loaded from: the embedded one by its folder, others by their name."""
+    """Return the source of the model: a folder for the embedded model, else the configured name."""
     return str(model_path()) if config.name_or_path == LAB else config.name_or_path
 
 

@@ -115,7 +115,7 @@ class LoraProduct(torch.autograd.Function):
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product whose result is not rounded to its operands' half precision."""
+    """Return a matrix product that is not rounded to its operands' half precision."""
     if left.is_cuda and left.dtype.itemsize == 2:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left @ right

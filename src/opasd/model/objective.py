@@ -44,7 +44,7 @@ def opasd_loss(
 ) -> LossOutput:
     """Return the loss of rollouts that a `Scorer` has scored in both roles; the heads are usually the scores' own.
 
-    `num_rollouts` is what to divide by if these rollouts are a part of the minibatch; by default they are all of it.
+    `num_rollouts` is the divisor if these rollouts are a part of the minibatch; by default they are the minibatch.
     """
     if config.attention_weight > 0:
         layers, query = config.attention.layers, config.attention.query

@@ -1,7 +1,7 @@
 """Change a model's attention for a while: the one place that patches transformers.
 
-Every model of transformers asks a registry for its attention function, by the name in its configuration. Two changes
-are made to that, and both are undone:
+Every model of transformers looks its attention function up in a registry, by the name in its configuration. This module
+changes that in two ways, and undoes both:
 
     replaced       another function under a name, for the length of a block. The name stays the same, so masks,
                    kernels and caches stay the same too; a new name would lose the mask.
@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 
 def attention_registries(model: nn.Module) -> list[AttentionInterface]:
-    """Return the registries that a model's code asks: nearly always only the one that all models share."""
+    """Return the registries that a model's code reads: nearly always only the shared one."""
     registries = {id(ALL_ATTENTION_FUNCTIONS): ALL_ATTENTION_FUNCTIONS}
     for name in {type(module).__module__ for module in model.modules()}:
         registry = getattr(sys.modules.get(name), "ALL_ATTENTION_FUNCTIONS", None)

@@ -229,7 +229,7 @@ def _decoder(model: nn.Module) -> PreTrainedModel:
 
 
 def output_head(model: nn.Module) -> OutputHead:
-    """Return the output head as it is now, with the scaling and soft cap the model's family applies to logits."""
+    """Return the current output head, with the scaling and soft cap the model's family applies to logits."""
     base = unwrap(model)
     linear = base.get_output_embeddings()
     if isinstance(linear, BaseTunerLayer):

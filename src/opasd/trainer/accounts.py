@@ -18,12 +18,12 @@ from opasd.prompts.pairs import PromptBuilder, PromptReport
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of the rows of a set, from the source to the prompts."""
+    """Which rows of a set are used, and why the others are not."""
 
     data: DataReport
     prompts: PromptReport
     digest: str
-    """Of the problems that are used, in their order."""
+    """Digest of the used problems, in their order."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the account as JSON types."""

@@ -146,8 +146,8 @@ def validation_metrics(
 ) -> dict[str, float]:
     """Return Avg@k of one validation set, Pass@j for every j ≤ k, lengths, markers and leaks.
 
-    Avg@k is over the problems with an answer. Its standard error is over problems, for the samples of one problem are
-    not independent.
+    Avg@k is over the problems with an answer. Its standard error is over problems, because the samples of a problem
+    are not independent.
     """
     rows = [{"problem": a.problem_id} | _row(a.text, len(a.ids), a.finish_reason, a.correct, leak) for a in answers]
     gathered = gather_object(rows)
@@ -177,7 +177,7 @@ def validation_metrics(
 def _row(
     text: str, num_tokens: int, finish_reason: FinishReason, correct: bool | None, leak: re.Pattern[str] | None
 ) -> dict[str, Any]:
-    """Return what is counted of one completion."""
+    """Return the numbers that the metrics count for a completion."""
     return {
         "tokens": num_tokens,
         "truncated": finish_reason == "length",

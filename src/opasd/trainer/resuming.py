@@ -1,4 +1,4 @@
-"""A Trainer whose checkpoints are whole, whose records follow them, and that never overwrites a run."""
+"""A Trainer that writes whole checkpoints, rewinds the records to them, and never overwrites a run."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ _TEACHER = "teacher.safetensors"
 
 
 class ResumableTrainer(Trainer):
-    """Save checkpoints in one step, resume from a whole one, and rewind the records to it."""
+    """Save a checkpoint by one rename, resume from a whole checkpoint, and rewind the records to it."""
 
     config: OPASDConfig
     data: RunData
@@ -63,7 +63,7 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def has_begun(self) -> bool:
-        """Return whether the output folder has a run in it: a step, samples of one, or a checkpoint."""
+        """Return whether the output folder has a run in it: a step, its samples, or a checkpoint."""
         stepped = any("grad_norm" in row for row in self.metrics_file)
         return stepped or self.samples_file.path.exists() or bool(checkpoints(self.folder))
 
@@ -122,7 +122,7 @@ class ResumableTrainer(Trainer):
             self._staging = None
 
     def _rename_best(self, written: Path) -> None:
-        """Name the best checkpoint by its final place, also in the state that was written."""
+        """Name the best checkpoint by its final path, also in the state that was written."""
         if Path(self.state.best_model_checkpoint or "").parent == self._staging:
             self.state.best_model_checkpoint = str(self.folder / written.name)
             if self.args.should_save:

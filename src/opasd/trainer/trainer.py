@@ -41,7 +41,6 @@ from opasd.trainer import setup
 from opasd.trainer.callbacks import Progress, StepCallback
 from opasd.trainer.metrics import StepMetrics, validation_metrics
 from opasd.trainer.resuming import ResumableTrainer
-from opasd.trainer.window import without_repeats
 
 
 class OPASDTrainer(ResumableTrainer):
@@ -64,7 +63,7 @@ class OPASDTrainer(ResumableTrainer):
         if train_dataset is None:
             raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
         self.config = config or OPASDConfig()
-        args = copy.copy(args)  # the caller may use theirs again
+        args = copy.copy(args)  # the caller may use the original again
         self.student, tokenizer = setup.prepare_model(model, processing_class, peft_config)
         self.lora_layers = lora.speed_up(self.student)
         setup.use_liger(self.student, args)
@@ -151,7 +150,7 @@ class OPASDTrainer(ResumableTrainer):
         return loss
 
     def roll_out(self, pairs: list[PromptPair]) -> list[Rollout]:
-        """Sample completions of the problems with the student as it is now, and record them."""
+        """Sample completions of the problems with the current student, and record them."""
         step, settings = self.state.global_step, self.config.rollout
         samples = [(pair, number) for pair in pairs for number in range(settings.rollouts_per_problem)]
         seeds = [derive_seed(self.args.seed, step, pair.problem.id, number) for pair, number in samples]
@@ -286,7 +285,7 @@ class OPASDTrainer(ResumableTrainer):
     def _save_samples(
         self, rollouts: list[Rollout], completions: list[Completion], verdicts: list[bool | None]
     ) -> None:
-        """Record the first completions of the step, if it is one of those to record."""
+        """Record the first completions of every so many steps."""
         every, step = self.config.save_samples_every, self.state.global_step + 1
         if not every or (step - 1) % every or not self.is_world_process_zero():
             return
@@ -307,7 +306,7 @@ class OPASDTrainer(ResumableTrainer):
         self.samples_file.append(*rows[: self.config.saved_samples])
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Answer the validation sets, or the given ones, with the current weights; return Avg@k and lengths of each."""
+        """Answer the validation sets, or `eval_dataset`, with the current weights; return Avg@k and lengths of each."""
         settings, metrics = self.config.validation, {}
         sets = self.data.validation_sets if eval_dataset is None else setup.named_sets(eval_dataset)
         assert isinstance(self.processing_class, PreTrainedTokenizerBase)
@@ -321,7 +320,7 @@ class OPASDTrainer(ResumableTrainer):
         if self.is_world_process_zero():
             self.metrics_file.append({"step": self.state.global_step, **metrics})
         super().log(dict(metrics))
-        metrics |= {f"eval_{name}": value for name, value in metrics.items()}  # Trainer looks for the best one so
+        metrics |= {f"eval_{name}": value for name, value in metrics.items()}  # the names that Trainer looks for
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -335,3 +334,16 @@ class OPASDTrainer(ResumableTrainer):
 
 def _collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
     return {"pairs": pairs}
+
+
+def without_repeats(
+    batch: list[PromptPair], step: int, *, process: int, processes: int, batch_size: int, num_problems: int
+) -> list[PromptPair]:
+    """Return a process's batch without the problems that accelerate repeats at the end of an epoch.
+
+    accelerate deals batches of `batch_size` to the processes in turn, and fills up the last ones from the epoch's
+    beginning so that every process has as many. With one process nothing is repeated.
+    """
+    steps_per_epoch = -(-num_problems // (batch_size * processes))
+    first = ((step % steps_per_epoch) * processes + process) * batch_size
+    return batch[: max(num_problems - first, 0)]

@@ -9,11 +9,11 @@ With u = 2·D·H·(pairs of a step and a student key it sees) operations, the co
     key_gradients     dk                                               2u
 
 9u and the solution's keys, against 7u of one attention layer's forward and backward: at the same speed 1.3 times its
-time, or 1.35 with a solution of a quarter of the keys. Averaging needs normalisers, c needs the average and dq needs
-p·c, each complete over its own axis. Only the normalisers repeat a computation: the layer's own attention knew them.
+time, or 1.35 if a quarter of the keys are the solution's. Averaging needs normalisers, c needs the average and dq needs
+p·c, each complete over its own axis. Only the normalisers repeat a computation of the layer's own attention.
 
-Memory beyond the result: c, one number for each pair (2 bytes in bfloat16), kept from forward to backward; and while
-the forward runs two planes of the same shape in float32, of at most 40 MiB each.
+Memory beyond the result: c, a number for each pair (2 bytes in bfloat16), held from forward to backward; and during
+the forward two planes of the same shape in float32, of at most 40 MiB each.
 
 `opasd.losses.attention` has the formulas; the weights and 1/(H·m) are part of c here.
 """
@@ -78,7 +78,7 @@ MUCH_SHARED_MEMORY = 200 * 2**10
 
 
 def tiling(head_size: int, itemsize: int, group: int, device: torch.device) -> Tiling:
-    """For 16-bit heads of up to 128 the fastest of eleven on an H200; for the others, tiles that fit."""
+    """Return the fastest of eleven on an H200 for 16-bit heads of up to 128, and tiles that fit for the others."""
     if itemsize == 4:
         return FLOATS if head_size <= 128 else WIDE_FLOATS
     if head_size > 128:

@@ -235,7 +235,7 @@ def comparison(
 
 @triton.jit
 def _masses(row, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
-    """The student's and the teacher's attention on the support, and the teacher's on the prompt's part of it."""
+    """The student's and the teacher's attention on the support, and the teacher's on the prompt positions there."""
     PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
     student_sum = tl.zeros((BLOCK,), tl.float32)
     teacher_sum = tl.zeros((BLOCK,), tl.float32)
@@ -253,8 +253,8 @@ def _masses(row, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
 def _boosts(
     row, solution, teacher_mass, prompt_mass, WINDOWED: tl.constexpr, HANDLING: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """How the solution's attention is given to the prompt: in proportion to its positions' own attention, by `boost`,
-    or to the attention that they receive by the permutation, by `shuffled_boost`; and the target's mass with it."""
+    """How much of the solution's attention a prompt position gets, per unit of its own attention and per unit of the
+    attention that the permutation gives it; and the target's mass with it."""
     PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
     boost = 0.0
     shuffled_boost = 0.0
@@ -270,7 +270,7 @@ def _boosts(
             teacher, _, in_prompt = _teacher_at(row, column, WINDOWED)
             shuffled_sum += _received(row, teacher, in_prompt, column, WINDOWED)
         shuffled_mass = tl.sum(shuffled_sum, 0)
-        # As shares of the prompt's mass; if less than LEAST_MASS of it arrives, the shares are not permuted.
+        # If less than LEAST_MASS of the prompt's mass arrives, the shares are not permuted.
         arrives = has_prompt & (shuffled_mass >= LEAST_MASS * prompt_mass)
         shuffled_boost = tl.where(arrives, solution / tl.where(arrives, shuffled_mass, 1.0), 0.0)
         boost = tl.where(arrives, 0.0, boost)

@@ -1,4 +1,4 @@
-"""Where the data of a batch of rollouts lies: tables made on the host, sent to the device in one copy.
+"""The tables that say where the data of a batch of rollouts is: made on the host, sent to the device in one copy.
 
 `attention_tables.py` says what a plane is; planes are measured in units of `rows × rows` numbers here.
 """
@@ -20,7 +20,7 @@ MOST_NUMBERS = 10 << 20
 
 
 def query_ranges(alignments: Sequence[Alignment]) -> np.ndarray:
-    """[R, 6]: the sequence of each alignment with steps, its steps, and both roles' first query and end of queries."""
+    """Return [R, 6]: the sequence of each alignment with steps, its steps, and both roles' range of queries."""
     ranges: list[tuple[int, ...]] = []
     for index, alignment in enumerate(alignments):
         if alignment.num_tokens:
@@ -30,7 +30,7 @@ def query_ranges(alignments: Sequence[Alignment]) -> np.ndarray:
 
 
 class PlaneChunk(NamedTuple):
-    """Consecutive blocks of which the averaged rows are held together."""
+    """Consecutive blocks; their averaged rows are in memory together."""
 
     first_block: int
     num_blocks: int
@@ -80,7 +80,7 @@ def make_launch_plan(
     rows: int,
     key_tile: int,
 ) -> LaunchPlan:
-    """`ranges` of the alignments; `weights` of all steps, by default 1/T; `seeds` if attention is shuffled."""
+    """Make the plan; `weights` of all steps are 1/T by default, `seeds` are given if attention is shuffled."""
     sequence, steps, position, end, teacher_position, teacher_end = ranges.T
     windows = (_window(student.sliding_window, end.max()), _window(teacher.sliding_window, teacher_end.max()))
     num_blocks = -(-steps // rows)
@@ -127,12 +127,12 @@ def make_launch_plan(
 
 
 def _window(window: int | None, longest: int) -> int:
-    """NO_WINDOW if the window is as wide as every sequence."""
+    """Return the window, or NO_WINDOW if it is as wide as every sequence."""
     return NO_WINDOW if window is None or window >= longest else window
 
 
 def _numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """0 0 0 1 1 …, and 0 1 2 0 1 …: the owner of each counted thing, and its number there."""
+    """Return 0 0 0 1 1 …, and 0 1 2 0 1 …: the owner of each counted thing, and its number there."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
@@ -144,7 +144,7 @@ def _offsets(
     query_strides: Sequence[int],
     key_strides: Sequence[int],
 ) -> np.ndarray:
-    """[R, 2]: offsets of each first step's query and of each first key, in units of 16 elements."""
+    """Return [R, 2]: offsets of each first step's query and of each first key, in units of 16 elements."""
     row, begin, _ = np.array(role.spans, np.int64)[sequence].T
     query = 0 if role.only_queries else begin + position
     offsets = row * query_strides[0] + query * query_strides[2], row * key_strides[0] + begin * key_strides[2]
@@ -152,7 +152,7 @@ def _offsets(
 
 
 def _key_tiles(steps: np.ndarray, position: np.ndarray, end: np.ndarray, window: int, key_tile: int) -> np.ndarray:
-    """(sequence, tile of its keys), those that most steps see first."""
+    """Return (sequence, tile of its keys), those that most steps see first."""
     owner, tile = _numbered(-(-end // key_tile))
     first_seen = np.maximum(tile * key_tile - position[owner], 0)
     last_seen = np.minimum((tile + 1) * key_tile - 1 + window - position[owner], steps[owner])
@@ -166,7 +166,7 @@ def _key_tables(
     first_flag: np.ndarray,
     seeds: Sequence[int] | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`links`, `solution` and `permuted` of the plan, one number per key; and the span [R, 2] of each solution."""
+    """Return `links`, `solution` and `permuted` of the plan, a number per key; and the span [R, 2] of each solution."""
     num_links, num_flags = ranges[:, 3].sum(), ranges[:, 5].sum()
     links, flags = np.full(num_links, -1, np.int32), np.zeros(num_flags, np.int32)
     permuted = np.zeros(num_links if seeds is not None else 0, np.int32)

@@ -1,10 +1,9 @@
 """Launch kernels that are already compiled, without Triton's search for them.
 
 At every launch Triton describes all arguments to find the compiled version, and compares every global constant with its
-value at compile time. For the thirty arguments of a kernel here that takes longer than the device needs for a short
-rollout. On an NVIDIA GPU it is known which properties of an argument the code depends on, so a table of them finds the
-version. Every other launch goes Triton's way. Triton's hooks and debugging switches count only at a kernel's first
-launch.
+value at compile time. With the thirty arguments of a kernel here, that takes longer than the device needs for a short
+rollout. On an NVIDIA GPU we know which properties of an argument the code depends on, so a table of them finds the
+version. Other launches use Triton's own search. Triton's hooks and debugging switches work only at the first launch.
 """
 
 from collections.abc import Hashable
@@ -37,7 +36,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def described(argument: Tensor | float | None) -> Hashable:
-    """The properties of an argument on which a kernel's code may depend: type, alignment, whether it is 1."""
+    """Return the properties of an argument on which a kernel's code may depend: type, alignment, whether it is 1."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):

@@ -26,7 +26,7 @@ from opasd.losses.inputs import OutputHead
 from opasd.losses.token_chunked import TokenComparison, TokenRole
 
 MEMORY_BYTES = 2**30
-"""The memory of a chunk and of the gradient of all hidden states together, if the chunk's size is not given."""
+"""The memory of a chunk and of the gradient of all hidden states together, if `chunk_tokens` is unset."""
 ROUND_TOKENS = 512
 """Chunks are multiples of this: the matrix products lose speed between."""
 MAX_LANES = 512
@@ -36,7 +36,7 @@ LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 
 def default_chunk_tokens(hidden_TE: Tensor, vocabulary: int, top_k: int | None) -> int:
-    """As many tokens as MEMORY_BYTES allows; they get a quarter of it even if the gradient needs more than the rest."""
+    """Return how many tokens MEMORY_BYTES allows; at least a quarter is for them, whatever the gradient needs."""
     num_tokens, size = hidden_TE.shape
     buffers, itemsize = (2 if top_k is None else 3), hidden_TE.dtype.itemsize
     free = max(MEMORY_BYTES - num_tokens * size * itemsize, MEMORY_BYTES // 4)
@@ -77,7 +77,7 @@ def compare_chunk(
 
 
 def head_numbers(head: OutputHead, temperature: float) -> tuple[float, float]:
-    """`inner` and `gain`: x = gain · raw, or with a soft cap x = gain · tanh(inner · ln 2 / 2 · raw)."""
+    """Return `inner` and `gain`: x = gain · raw, or with a soft cap x = gain · tanh(inner · ln 2 / 2 · raw)."""
     if head.softcap is None:
         return 0.0, head.scale / temperature * LOG2_E
     return 2 * LOG2_E * head.scale / head.softcap, head.softcap / temperature * LOG2_E
@@ -123,5 +123,5 @@ def _compare_top(
 
 
 def _lump(top_CK: Tensor, rest_C: Tensor) -> Tensor:
-    """Log-probabilities [C, K + 1] of the chosen entries and of all others together, floored."""
+    """Return log-probabilities [C, K + 1] of the chosen entries and of all others together, floored."""
     return torch.cat([top_CK, rest_C[:, None] * LN_2], -1).log_softmax(-1).clamp_min_(LOG_SMALLEST)
