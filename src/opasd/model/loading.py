@@ -7,13 +7,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig as FourBitConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -53,12 +48,8 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     if config.adaptation == "qlora":
         if find_spec("bitsandbytes") is None:
             raise ConfigError("model.adaptation: qlora needs bitsandbytes; pip install bitsandbytes")
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )
+        four_bit = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        options["quantization_config"] = FourBitConfig(**four_bit, bnb_4bit_compute_dtype=torch.bfloat16)
     with loading_errors("model", config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(model_source(config), output_loading_info=True, **options)
     model, info = loaded
