@@ -1,0 +1,143 @@
+"""Memory and time of a step on a GPU, by part, beside what `opasd plan` says.
+
+    python benchmarks/plan.py --models 1.7b,4b,8b --lengths 1024,4096 --json results/plan-h200.json
+
+Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own rollouts and update. A random model hardly ever ends a
+text, so every rollout has the given length. Prompts have 256 tokens and solutions 1,024.
+"""
+
+import argparse
+import gc
+import itertools
+import tempfile
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from measure import gpu_heading, save
+from update_step import Setup, make_rollouts, make_trainer, step
+
+from opasd.config import RolloutConfig
+from opasd.model.unwrap import unwrap
+from opasd.trainer.trainer import OPASDTrainer
+
+Row = dict[str, Any]
+
+
+def peaks_by_part(trainer: OPASDTrainer) -> dict[str, int]:
+    """Note the peak of the allocated memory in each part of a step that the trainer times."""
+    peaks: dict[str, int] = {}
+    timed = trainer.step_metrics.timed
+
+    @contextmanager
+    def noted(part: str) -> Any:
+        if part == "update":  # holds the others
+            yield
+            return
+        torch.cuda.synchronize()
+        peaks["backward"] = max(peaks.get("backward", 0), torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+        with timed(part):
+            yield
+        torch.cuda.synchronize()
+        peaks[part] = max(peaks.get(part, 0), torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+
+    trainer.step_metrics.timed = noted  # pyright: ignore[reportAttributeAccessIssue]
+    return peaks
+
+
+def measure_rollout(trainer: OPASDTrainer, length: int, rows: int, vocabulary: int) -> Row:
+    sampling = RolloutConfig(max_new_tokens=length, max_batch=rows)
+    prompts = [rollout.pair.student_ids for rollout in make_rollouts(rows, 16, vocabulary, 0)]
+    trainer.engine.generate(prompts, sampling.model_copy(update={"max_new_tokens": 32}), range(rows))  # warm
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), time.perf_counter()
+    completions = trainer.engine.generate(prompts, sampling, range(rows))
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    return {
+        "part": "rollout", "length": length, "rows": rows, "seconds": seconds, "before": before,
+        "peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved(),
+        "tokens": sum(len(completion.ids) for completion in completions),
+    }  # fmt: skip
+
+
+def measure_update(trainer: OPASDTrainer, length: int, count: int, vocabulary: int) -> Row:
+    rollouts = make_rollouts(count, length, vocabulary, 0, spread=0)
+    step(trainer, rollouts[:2])
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    step(trainer, rollouts)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    timed, peaks = trainer.step_metrics.timed, peaks_by_part(trainer)
+    step(trainer, rollouts)
+    torch.cuda.synchronize()
+    peaks["backward"] = max(peaks["backward"], torch.cuda.max_memory_allocated())
+    trainer.step_metrics.timed = timed  # pyright: ignore[reportAttributeAccessIssue]
+    return {
+        "part": "update", "length": length, "rollouts": count, "seconds": seconds, "before": before, "peak": peak,
+        "reserved": reserved, "peaks": peaks, "student_tokens": sum(len(r.student_ids) for r in rollouts),
+        "teacher_tokens": sum(len(r.teacher_ids) for r in rollouts),
+    }  # fmt: skip
+
+
+def run(model: str, lengths: list[int], options: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for checkpointing, budget in ((True, options.budget), (False, options.plain_budget)):
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(Setup(model, budget, "auto", checkpointing, liger=True), folder, device)
+            vocabulary = unwrap(trainer.student).config.vocab_size
+            trainer.check()
+            for length, attention in itertools.product(lengths, (True, False)):
+                if not (checkpointing or attention):
+                    continue
+                weight = 0.5 if attention else 0.0
+                objective = trainer.config.objective.model_copy(update={"attention_weight": weight})
+                trainer.config = trainer.config.model_copy(update={"objective": objective})
+                trainer._scoring = None
+                trainer.check()
+                row = {"model": model, "checkpointing": checkpointing, "budget": budget, "attention": attention}
+                try:
+                    row |= measure_update(trainer, length, options.rollouts, vocabulary)
+                except torch.cuda.OutOfMemoryError as error:
+                    row |= {"part": "update", "length": length, "out_of_memory": str(error)[:120]}
+                rows.append(row)
+                print(row, flush=True)
+                if checkpointing and attention:
+                    rows.append({"model": model} | measure_rollout(trainer, length, options.rows, vocabulary))
+                    print(rows[-1], flush=True)
+            del trainer
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="1.7b,4b,8b")
+    parser.add_argument("--lengths", default="1024,4096")
+    parser.add_argument("--rollouts", type=int, default=16, help="rollouts of the update")
+    parser.add_argument("--rows", type=int, default=32, help="rollouts that are sampled at a time")
+    parser.add_argument("--budget", type=int, default=32_768, help="tokens of a micro-batch")
+    parser.add_argument("--plain-budget", type=int, default=8_192, help="the same without checkpointing")
+    parser.add_argument("--json", help="file for the raw figures")
+    options = parser.parse_args()
+    conditions = gpu_heading("Memory and time of a step, by part", 0)
+    rows: list[Row] = []
+    for model in options.models.split(","):
+        rows += run(model, [int(length) for length in options.lengths.split(",")], options)
+        save(options.json, conditions, rows)
+
+
+if __name__ == "__main__":
+    main()

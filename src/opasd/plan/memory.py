@@ -1,0 +1,157 @@
+"""The memory of one GPU during a run, by part.
+
+    held       weights, adapters with gradients and optimizer, a teacher's copy
+    rollout    the cache of keys and values, and the reading of prompts; vLLM has a share of its own
+    update     what a micro-batch keeps for its backward pass, and the work on one layer and on the losses
+
+Rollouts and update take turns, so the peak is what is held plus the larger of the two. The constants were measured on an
+H200 (`benchmarks/plan.py`; docs/planning.md compares all cases).
+"""
+
+from dataclasses import dataclass, replace
+
+from opasd.config import RunConfig
+from opasd.plan.shapes import Shape
+
+GIB = 2**30
+ADAM = 2
+"""Numbers that AdamW keeps for each weight."""
+QUANTISED = 0.56
+"""Bytes of a weight in four bits, with its share of the scales."""
+PREFILL_TOKENS = 8192
+"""Prompt tokens that are read at a time, as far as they weigh."""
+LOSS_WORKSPACE = 1.6e9
+"""Bytes of the losses' chunks of logits and of the tables of attention, when nothing is recomputed."""
+ATTENTION_WORKSPACE = 0.75e9
+"""The same while one layer is recomputed."""
+LAYER_WORK = 1.38
+"""Memory of one layer's backward pass, in units of what its forward pass keeps."""
+LAYER_WORK_CAPTURED = 1.53
+"""The same for a layer whose queries and keys are captured."""
+RESERVED = 1.05
+"""What PyTorch's allocator reserves, in units of what is in use at the peak."""
+CONTEXT = 0.6e9
+"""Bytes of the CUDA context and the libraries."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a typical problem and rollout."""
+
+    prompt: int
+    solution: int
+    response: int
+
+    @property
+    def student(self) -> int:
+        return self.prompt + self.response
+
+    @property
+    def teacher(self) -> int:
+        return self.prompt + self.solution + self.response
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU, by part."""
+
+    held: dict[str, float]
+    rollout: dict[str, float]
+    update: dict[str, float]
+
+    @property
+    def phase(self) -> str:
+        """The phase that needs the most."""
+        return "rollout" if sum(self.rollout.values()) > sum(self.update.values()) else "update"
+
+    @property
+    def peak(self) -> float:
+        """Bytes in use at the peak, as PyTorch's allocator counts them."""
+        return sum(self.held.values()) + max(sum(self.rollout.values()), sum(self.update.values()))
+
+    @property
+    def needed(self) -> float:
+        """Bytes that the GPU must have free."""
+        return self.peak * RESERVED + CONTEXT
+
+
+def bytes_per_weight(config: RunConfig) -> float:
+    if config.model.adaptation == "qlora":
+        return QUANTISED
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def held(config: RunConfig, shape: Shape) -> dict[str, float]:
+    """Return what stays in memory between the phases."""
+    size, model = bytes_per_weight(config), config.model
+    parts = {"weights": shape.parameters * size}
+    if model.adaptation == "full":
+        parts["gradients and AdamW"] = shape.parameters * size * (1 + ADAM)
+        trained, width = shape.parameters, size
+    else:
+        if model.adaptation == "qlora":  # embeddings and output head are not quantised
+            parts["weights"] += shape.table * (1 if shape.tied else 2) * (2 - QUANTISED)
+        trained, width = shape.adapters(model.lora_r, model.lora_target_modules), 4
+        parts["adapters, gradients and AdamW"] = trained * width * (2 + ADAM)
+    moving = config.teacher.update in ("ema", "snapshot")
+    if moving or (config.teacher.update == "frozen" and model.adaptation == "full"):
+        parts["teacher's copy"] = trained * (4 if config.teacher.update == "ema" else width)
+    return parts
+
+
+def rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> dict[str, float]:
+    """Return what sampling needs; a process samples `rollouts` in a step."""
+    settings = config.rollout
+    if settings.engine == "vllm":
+        return {"vLLM": settings.vllm.memory_share * gpu_bytes}
+    if settings.engine != "transformers":
+        return {}
+    rows = min(settings.max_batch, rollouts)
+    prefill = min(PREFILL_TOKENS, rows * lengths.prompt)
+    return {
+        "cache of keys and values": rows * (lengths.prompt + settings.max_new_tokens) * shape.cache(),
+        "reading prompts": prefill * 2 * (3 * shape.wide + shape.queries + 2 * shape.keys + 2 * shape.hidden),
+    }
+
+
+def kept_by_layer(shape: Shape) -> int:
+    """Return the bytes that one layer keeps of a token for its backward pass: its inputs, norms, products, adapters."""
+    numbers = 4 * shape.hidden + 3 * shape.queries + 3 * shape.keys + shape.matrices * shape.wide + 512
+    return 2 * numbers
+
+
+def microbatch(config: RunConfig, lengths: Lengths, rollouts: int) -> int:
+    """Return the student's tokens of the largest micro-batch.
+
+    Rollouts that all reach the limit fill it in whole numbers. Else some micro-batch is full, of long rollouts, and one
+    rollout that reaches the limit may be longer than that.
+    """
+    longest = replace(lengths, response=config.rollout.max_new_tokens)
+    budget = config.tokens_per_microbatch
+    if lengths.response >= longest.response:
+        return max(1, min(rollouts, budget // lengths.teacher)) * lengths.student
+    full = min(budget, rollouts * lengths.teacher) * longest.student // longest.teacher
+    return max(full, longest.student)
+
+
+def update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int) -> dict[str, float]:
+    """Return what one micro-batch needs in its forward and backward passes."""
+    tokens = microbatch(config, lengths, rollouts)
+    layer = kept_by_layer(shape) * tokens
+    attention = config.objective.attention_weight > 0
+    wide = 2 if config.model.dtype == "float32" and not (config.train.bf16 or config.train.fp16) else 1
+    if not config.train.gradient_checkpointing:
+        return {"activations": wide * shape.layers * layer, "losses": wide * LOSS_WORKSPACE}
+    work = {"one layer's work": wide * layer * (LAYER_WORK_CAPTURED if attention else LAYER_WORK)}
+    if attention:
+        work["losses"] = wide * ATTENTION_WORKSPACE
+    return {"layer inputs": wide * shape.layers * tokens * shape.hidden * 2} | work
+
+
+def memory(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> Memory:
+    """Return the memory of one process that samples `rollouts` in a step."""
+    return Memory(
+        held(config, shape),
+        rollout(config, shape, lengths, rollouts, gpu_bytes),
+        update(config, shape, lengths, rollouts),
+    )
