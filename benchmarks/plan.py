@@ -1,6 +1,7 @@
 """Memory and time of a step on a GPU, by part, beside what `opasd plan` says.
 
-    python benchmarks/plan.py --models 1.7b,4b,8b --lengths 1024,4096 --json results/plan-h200.json
+    python benchmarks/plan.py --models 1.7b,4b,8b --lengths 1024,4096 --json benchmarks/results/plan-h200.json
+    python benchmarks/plan.py --compare benchmarks/results/plan-h200.json        no GPU: the table of docs/planning.md
 
 Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own rollouts and update. A random model hardly ever ends a
 text, so every rollout has the given length. Prompts have 256 tokens and solutions 1,024.
@@ -9,20 +10,26 @@ text, so every rollout has the given length. Prompts have 256 tokens and solutio
 import argparse
 import gc
 import itertools
+import json
 import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from measure import gpu_heading, save
-from update_step import Setup, make_rollouts, make_trainer, step
+from update_step import SHAPES, Setup, make_rollouts, make_trainer, step
 
-from opasd.config import RolloutConfig
+from opasd.config import RolloutConfig, RunConfig
 from opasd.model.unwrap import unwrap
+from opasd.plan.memory import GIB, Lengths, memory
+from opasd.plan.shapes import Shape
 from opasd.trainer.trainer import OPASDTrainer
 
 Row = dict[str, Any]
+PROMPT, SOLUTION = 256, 1024
+"""Tokens of every problem."""
 
 
 def peaks_by_part(trainer: OPASDTrainer) -> dict[str, int]:
@@ -122,6 +129,47 @@ def run(model: str, lengths: list[int], options: argparse.Namespace) -> list[Row
     return rows
 
 
+def compare(path: str) -> str:
+    """Return a Markdown table of measured and planned memory."""
+    lines = [
+        "| model | phase | length | checkpointing | attention | in use, GiB | planned, GiB | error | reserved, GiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in json.loads(Path(path).read_text())["rows"]:
+        config, update = settings(row), row["part"] == "update"
+        lengths = Lengths(PROMPT, SOLUTION, row["length"])
+        plan = memory(config, Shape.of(SHAPES[row["model"]] | {"vocab_size": 151_936}), lengths, rollouts(row), 141e9)
+        planned = sum(plan.held.values()) + sum((plan.update if update else plan.rollout).values())
+        cells = [
+            row["model"].upper(), row["part"], f"{row['length']:,}", yes_or_no(row.get("checkpointing")),
+            yes_or_no(row.get("attention")), f"{row['peak'] / GIB:.1f}", f"{planned / GIB:.1f}",
+            f"{planned / row['peak'] - 1:+.1%}", f"{row['reserved'] / GIB:.1f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def settings(row: Row) -> RunConfig:
+    """Return the configuration under which a row was measured."""
+    return RunConfig.model_validate(
+        {
+            "model": {"dtype": "bfloat16"},
+            "train": {"gradient_checkpointing": row.get("checkpointing", True)},
+            "tokens_per_microbatch": row.get("budget", 32_768),
+            "objective": {"attention_weight": 0.5 if row.get("attention", True) else 0.0},
+            "rollout": {"max_new_tokens": row["length"], "max_batch": row.get("rows", 32)},
+        }
+    )
+
+
+def rollouts(row: Row) -> int:
+    return row.get("rollouts") or row["rows"]
+
+
+def yes_or_no(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="1.7b,4b,8b")
@@ -131,7 +179,11 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=32_768, help="tokens of a micro-batch")
     parser.add_argument("--plain-budget", type=int, default=8_192, help="the same without checkpointing")
     parser.add_argument("--json", help="file for the raw figures")
+    parser.add_argument("--compare", help="print the table of a file of raw figures, and measure nothing")
     options = parser.parse_args()
+    if options.compare:
+        print(compare(options.compare), end="")
+        return
     conditions = gpu_heading("Memory and time of a step, by part", 0)
     rows: list[Row] = []
     for model in options.models.split(","):

@@ -89,24 +89,27 @@ def page(plan: Plan) -> str:
     if config.model.adaptation != "full":
         count = plan.shape.adapters(config.model.lora_r, config.model.lora_target_modules)
         trained = f"{config.model.adaptation} adapters of {count / 1e6:,.0f} M train"
+    assumed = (
+        f"assumed means: prompt {lengths.prompt:,}, solution {lengths.solution:,}, rollout {lengths.response:,} of at "
+        f"most {config.rollout.max_new_tokens:,} tokens"
+    )
+    verdict = f"{'fits' if plan.fits else 'does not fit'} {plan.gpu.memory / GIB:.1f}"
     lines = [
         f"{config.model.name_or_path}: {plan.shape.parameters / 1e9:.2f} B parameters, {trained}",
-        f"{plan.gpus} x {plan.gpu.name}, {plan.rollouts} rollouts a GPU and step; assumed means: prompt "
-        f"{lengths.prompt:,}, solution {lengths.solution:,}, rollout {lengths.response:,} of at most "
-        f"{config.rollout.max_new_tokens:,} tokens",
+        f"{plan.gpus} x {plan.gpu.name}, {plan.rollouts} rollouts a GPU and step",
+        assumed,
         "",
         "memory of a GPU, GiB",
     ]
     for phase, parts in (("", memory.held), ("rollout: ", memory.rollout), ("update: ", memory.update)):
-        lines += [f"  {phase + name:<40} {size / GIB:8.1f}" for name, size in parts.items()]
+        lines += [f"  {phase + name:<46} {size / GIB:8.1f}" for name, size in parts.items()]
     lines += [
-        f"  {'peak, in the ' + memory.phase:<40} {memory.peak / GIB:8.1f}",
-        f"  {'needed, with the allocator and CUDA':<40} {memory.needed / GIB:8.1f}   "
-        f"{'fits' if plan.fits else 'does not fit'} {plan.gpu.memory / GIB:.1f}",
+        f"  {'peak, in the ' + memory.phase:<46} {memory.peak / GIB:8.1f}",
+        f"  {'needed, with the allocator and CUDA':<46} {memory.needed / GIB:8.1f}   {verdict}",
         "",
         "a step",
-        *(f"  {'tokens ' + name:<40} {count:10,}" for name, count in plan.tokens.items()),
-        f"  {'seconds: rollout + update':<40} {seconds.rollout:,.0f} + {seconds.update:,.0f} = {seconds.step:,.0f}",
+        *(f"  {'tokens ' + name:<46} {count:10,}" for name, count in plan.tokens.items()),
+        f"  {'seconds: rollout + update':<46} {seconds.rollout:,.0f} + {seconds.update:,.0f} = {seconds.step:,.0f}",
         f"the run: {config.train.max_steps} steps, {duration(seconds.step * config.train.max_steps)}",
     ]
     lines += [f"advice: {text}" for text in plan.advice()]

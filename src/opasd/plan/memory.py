@@ -4,8 +4,8 @@
     rollout    the cache of keys and values, and the reading of prompts; vLLM has a share of its own
     update     what a micro-batch keeps for its backward pass, and the work on one layer and on the losses
 
-Rollouts and update take turns, so the peak is what is held plus the larger of the two. The constants were measured on an
-H200 (`benchmarks/plan.py`; docs/planning.md compares all cases).
+Rollouts and update take turns, so the peak is what is held plus the larger of the two. The constants were measured on
+an H200 (`benchmarks/plan.py`; docs/planning.md compares all cases).
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +20,8 @@ QUANTISED = 0.56
 """Bytes of a weight in four bits, with its share of the scales."""
 PREFILL_TOKENS = 8192
 """Prompt tokens that are read at a time, as far as they weigh."""
+CACHE_SHARE = 0.8
+"""Share of the free memory that the transformers engine gives to its cache."""
 LOSS_WORKSPACE = 1.6e9
 """Bytes of the losses' chunks of logits and of the tables of attention, when nothing is recomputed."""
 ATTENTION_WORKSPACE = 0.75e9
@@ -99,6 +101,19 @@ def held(config: RunConfig, shape: Shape) -> dict[str, float]:
     return parts
 
 
+def rows(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> int:
+    """Return how many sequences are sampled at a time; 0 if not one fits.
+
+    The transformers engine takes fewer than `rollout.max_batch` if its cache would not fit.
+    """
+    wanted = min(config.rollout.max_batch, rollouts)
+    if config.rollout.engine != "transformers":
+        return wanted
+    row = (lengths.prompt + config.rollout.max_new_tokens) * shape.cache()
+    free = (gpu_bytes - CONTEXT) / RESERVED - sum(held(config, shape).values())
+    return max(0, min(wanted, int((free - _prefill(shape, lengths, wanted)) * CACHE_SHARE / row)))
+
+
 def rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> dict[str, float]:
     """Return what sampling needs; a process samples `rollouts` in a step."""
     settings = config.rollout
@@ -106,12 +121,17 @@ def rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gp
         return {"vLLM": settings.vllm.memory_share * gpu_bytes}
     if settings.engine != "transformers":
         return {}
-    rows = min(settings.max_batch, rollouts)
-    prefill = min(PREFILL_TOKENS, rows * lengths.prompt)
+    count = max(1, rows(config, shape, lengths, rollouts, gpu_bytes))
+    length = lengths.prompt + settings.max_new_tokens
     return {
-        "cache of keys and values": rows * (lengths.prompt + settings.max_new_tokens) * shape.cache(),
-        "reading prompts": prefill * 2 * (3 * shape.wide + shape.queries + 2 * shape.keys + 2 * shape.hidden),
+        f"cache of keys and values, {count} rollouts": count * length * shape.cache(),
+        "reading prompts": _prefill(shape, lengths, count),
     }
+
+
+def _prefill(shape: Shape, lengths: Lengths, count: int) -> float:
+    tokens = min(PREFILL_TOKENS, count * lengths.prompt)
+    return tokens * 2 * (3 * shape.wide + shape.queries + 2 * shape.keys + 2 * shape.hidden)
 
 
 def kept_by_layer(shape: Shape) -> int:
@@ -138,13 +158,14 @@ def update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int) -> 
     """Return what one micro-batch needs in its forward and backward passes."""
     tokens = microbatch(config, lengths, rollouts)
     layer = kept_by_layer(shape) * tokens
+    logits = 8 * tokens * shape.vocabulary  # a small vocabulary needs less than the losses' fixed workspace
     attention = config.objective.attention_weight > 0
     wide = 2 if config.model.dtype == "float32" and not (config.train.bf16 or config.train.fp16) else 1
     if not config.train.gradient_checkpointing:
-        return {"activations": wide * shape.layers * layer, "losses": wide * LOSS_WORKSPACE}
+        return {"activations": wide * shape.layers * layer, "losses": min(wide * LOSS_WORKSPACE, logits)}
     work = {"one layer's work": wide * layer * (LAYER_WORK_CAPTURED if attention else LAYER_WORK)}
     if attention:
-        work["losses"] = wide * ATTENTION_WORKSPACE
+        work["losses"] = min(wide * ATTENTION_WORKSPACE, logits)
     return {"layer inputs": wide * shape.layers * tokens * shape.hidden * 2} | work
 
 

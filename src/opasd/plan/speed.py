@@ -7,7 +7,7 @@ makers'; the shares are assumed to be the same there.
 from dataclasses import dataclass
 
 from opasd.config import RunConfig
-from opasd.plan.memory import Lengths, bytes_per_weight
+from opasd.plan.memory import Lengths, bytes_per_weight, rows
 from opasd.plan.shapes import Shape
 
 
@@ -64,12 +64,12 @@ def seconds(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gp
 
 def _rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu: Gpu) -> float:
     """Rows are refilled as they end, so all rows but the last work all the time; the longest rollout ends last."""
-    rows = min(config.rollout.max_batch, rollouts)
-    waves = max(rollouts / rows, 1) * lengths.response
+    count = max(1, rows(config, shape, lengths, rollouts, gpu.memory))
+    waves = max(rollouts / count, 1) * lengths.response
     steps = waves + (config.rollout.max_new_tokens - lengths.response) * (lengths.response < waves) / 2
     context = lengths.prompt + lengths.response / 2
     size = max(bytes_per_weight(config), 2) if config.rollout.engine != "transformers" else bytes_per_weight(config)
-    read = (shape.active + shape.table) * size + rows * context * shape.cache()
+    read = (shape.active + shape.table) * size + count * context * shape.cache()
     layer = LAYER_SECONDS if config.model.adaptation == "full" else ADAPTED_LAYER_SECONDS
     return steps * (shape.layers * layer + read / (READ_SHARE * gpu.bandwidth))
 

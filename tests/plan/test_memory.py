@@ -1,0 +1,73 @@
+"""Memory that is planned, against what an H200 had in use (benchmarks/plan.py)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opasd.config import RunConfig
+from opasd.plan.memory import RESERVED, Lengths, memory, microbatch
+from opasd.plan.shapes import KNOWN, Shape
+
+ROWS = json.loads((Path(__file__).parents[2] / "benchmarks/results/plan-h200.json").read_text())["rows"]
+H200 = 141e9
+LENGTHS = Lengths(prompt=256, solution=1024, response=1024)
+
+
+def config(**changes) -> RunConfig:
+    return RunConfig.model_validate({"model": {"dtype": "bfloat16"}} | changes)
+
+
+def shape(size: str) -> Shape:
+    return Shape.of(KNOWN[f"Qwen/Qwen3-{size.upper()}"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_the_peak_is_planned_within_15_per_cent(row):
+    settings = config(
+        train={"gradient_checkpointing": row.get("checkpointing", True)},
+        tokens_per_microbatch=row.get("budget", 32_768),
+        objective={"attention_weight": 0.5 if row.get("attention", True) else 0.0},
+        rollout={"max_new_tokens": row["length"], "max_batch": 32},
+    )
+    planned = memory(settings, shape(row["model"]), Lengths(256, 1024, row["length"]), row.get("rollouts", 32), H200)
+    held = sum(planned.held.values())
+    phase = planned.rollout if row["part"] == "rollout" else planned.update
+    assert held == pytest.approx(row["before"], rel=0.15)
+    assert held + sum(phase.values()) == pytest.approx(row["peak"], rel=0.15)
+    assert (held + sum(phase.values())) * RESERVED == pytest.approx(row["reserved"], rel=0.15)
+
+
+def test_the_record_has_every_case_that_the_documentation_claims():
+    updates = {(row["model"], row["checkpointing"], row["length"]) for row in ROWS if row["part"] == "update"}
+    assert updates == {(m, c, n) for m in ("1.7b", "4b", "8b") for c in (True, False) for n in (1024, 4096)}
+
+
+def test_all_weights_need_gradients_states_and_a_teacher():
+    parts = memory(config(model={"adaptation": "full", "dtype": "bfloat16"}), shape("4b"), LENGTHS, 64, H200).held
+    weights = parts["weights"]
+    assert parts == {"weights": weights, "gradients and AdamW": 3 * weights, "teacher's copy": weights}
+    live = config(model={"adaptation": "full", "dtype": "bfloat16"}, teacher={"update": "live"})
+    assert "teacher's copy" not in memory(live, shape("4b"), LENGTHS, 64, H200).held
+
+
+def test_four_bits_need_less_than_a_half():
+    lora = memory(config(), shape("8b"), LENGTHS, 64, H200).held["weights"]
+    qlora = memory(config(model={"adaptation": "qlora"}), shape("8b"), LENGTHS, 64, H200).held["weights"]
+    assert 0.25 * lora < qlora < 0.5 * lora
+
+
+def test_vllm_has_its_share_and_servers_have_none():
+    vllm = config(rollout={"engine": "vllm", "vllm": {"memory_share": 0.4}})
+    assert memory(vllm, shape("4b"), LENGTHS, 64, H200).rollout == {"vLLM": 0.4 * H200}
+    servers = config(rollout={"engine": "vllm_server", "servers": {"urls": ["http://localhost:8000"]}})
+    assert memory(servers, shape("4b"), LENGTHS, 64, H200).rollout == {}
+
+
+def test_a_micro_batch_holds_whole_rollouts_or_is_full():
+    settings = config(rollout={"max_new_tokens": 1024}, tokens_per_microbatch=8192)
+    assert microbatch(settings, LENGTHS, 64) == 3 * LENGTHS.student
+    uneven = config(rollout={"max_new_tokens": 4096}, tokens_per_microbatch=8192)
+    assert microbatch(uneven, LENGTHS, 64) == 8192 * (256 + 4096) // (256 + 1024 + 4096)
+    long = config(rollout={"max_new_tokens": 30_000}, tokens_per_microbatch=8192)
+    assert microbatch(long, LENGTHS, 64) == 256 + 30_000
