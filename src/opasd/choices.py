@@ -5,14 +5,41 @@ Imports no torch. The losses import this module and not the configuration.
 
 import math
 import reprlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, closest
 
-Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
-"""Comparison of two distributions, teacher first: KL(T‖S), KL(S‖T), or the generalised JSD."""
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a text that must be a key of a table; plugins may add keys at run time."""
+
+    table: Collection[str]
+    added_by: str = ""
+    """The function with which a plugin adds a key."""
+
+    def check(self, value: str) -> str:
+        """Return a known key, or say which there are."""
+        if value in self.table:
+            return value
+        hint = closest(value, self.table, 0.5)
+        plugin = f"; a plugin that calls {self.added_by} is loaded with `plugins: [MODULE]`" if self.added_by else ""
+        raise ValueError(f"got {value!r:.60}; use one of {', '.join(self.table)}{f' ({hint})' if hint else ''}{plugin}")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+DIVERGENCES: list[str] = ["forward_kl", "reverse_kl", "jsd"]
+"""Names of the divergences; `opasd.losses.divergence` has their formulas."""
+
+Divergence = Annotated[str, OneOf(DIVERGENCES, "opasd.register_divergence")]
+"""Comparison of two distributions, teacher first: KL(T‖S), KL(S‖T), the generalised JSD, or a plugin's."""
 
 Clip = Literal["none", "pointwise", "per_token"]
 """`per_token`: min(D_t, c). `pointwise`: each vocabulary entry contributes at most c to the sum."""
@@ -46,8 +73,12 @@ Imitation = Literal["neutralise", "refuse"]
 
 Role = Literal["student", "teacher"]
 
-TeacherUpdate = Literal["frozen", "ema", "live", "snapshot"]
-"""The teacher's weights: the initial ones, a moving average of the student's, the student's own, or copies of them."""
+TEACHERS: list[str] = ["frozen", "ema", "live", "snapshot"]
+"""Names of the rules by which a teacher follows its student."""
+
+TeacherUpdate = Annotated[str, OneOf(TEACHERS, "opasd.register_teacher")]
+"""The teacher's weights: the initial ones, a moving average of the student's, the student's own, copies of them, or a
+plugin's rule."""
 
 Adaptation = Literal["lora", "full", "qlora"]
 """What is trained: adapters, all weights, or adapters on a 4-bit base."""
@@ -78,10 +109,15 @@ ENGINES = {
 }
 """The samplers of rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
 
-if TYPE_CHECKING:
-    Engine = str
-else:
-    Engine = Literal[*ENGINES]
+Engine = Annotated[str, OneOf(ENGINES, "opasd.register_engine")]
+
+
+def register_engine(name: str, path: str, **about: Any) -> None:
+    """Add a rollout engine; `path` is its `module:class`, `about` are the other fields of `EngineEntry`."""
+    if name in ENGINES:
+        raise ConfigError(f"there is already a rollout engine named {name!r}; choose another name")
+    ENGINES[name] = EngineEntry(path, **about)
+
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 """Number format of the model's weights; `auto` is the checkpoint's own on a GPU and float32 on a CPU."""

@@ -1,0 +1,57 @@
+"""Extensions from outside the package: modules that register what the package does not have.
+
+A plugin is a Python module. When it is imported it calls `opasd.register_divergence`, `register_teacher`,
+`register_engine`, `register_benchmark`, `register_grader` or `register_loss_term`. It is loaded
+
+    in Python         by `import my_module`
+    by a recipe       `plugins: [my_module]`, or `--plugins my_module` on the command line
+    by its package    an entry point of the group `opasd.plugins`, for every command
+
+A run's folder never loads a plugin: whoever runs a command names the modules that it may import.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+
+from opasd.errors import ConfigError
+
+GROUP = "opasd.plugins"
+_loaded: set[str] = set()
+
+
+def load(names: Iterable[str]) -> None:
+    """Import modules by name; the current folder counts as a place to find them."""
+    for name in names:
+        if name in _loaded:
+            continue
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        _import(name, name)
+
+
+def load_installed() -> None:
+    """Import the plugins that installed packages declare."""
+    for entry in entry_points(group=GROUP):
+        if entry.module not in _loaded:
+            _import(entry.module, f"{entry.module} (entry point {entry.name!r})")
+
+
+def missing(names: object) -> list[str]:
+    """Return those of a configuration's plugins that are not loaded."""
+    return [name for name in names if name not in _loaded] if isinstance(names, list | tuple) else []
+
+
+def _import(name: str, title: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        what = f"{type(error).__name__}: {reason[0][:200]}" if reason else type(error).__name__
+        raise ConfigError(
+            f"plugins: {title} cannot be imported ({what}); give the name of a module in the current folder or an "
+            "installed one"
+        ) from error
+    _loaded.add(name)
