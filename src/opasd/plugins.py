@@ -13,7 +13,6 @@ A run's folder never loads a plugin: whoever runs a command names the modules th
 import importlib
 import os
 import sys
-from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from opasd.errors import ConfigError
@@ -22,11 +21,9 @@ GROUP = "opasd.plugins"
 _loaded: set[str] = set()
 
 
-def load(names: Iterable[str]) -> None:
-    """Import modules by name; the current folder counts as a place to find them."""
-    for name in names:
-        if name in _loaded:
-            continue
+def load(names: object) -> None:
+    """Import modules by name, from the current folder too; anything but a list of texts is left to its checker."""
+    for name in missing(names):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         _import(name, name)
@@ -41,7 +38,8 @@ def load_installed() -> None:
 
 def missing(names: object) -> list[str]:
     """Return those of a configuration's plugins that are not loaded."""
-    return [name for name in names if name not in _loaded] if isinstance(names, list | tuple) else []
+    texts = names if isinstance(names, list | tuple) else ()
+    return [name for name in texts if isinstance(name, str) and name not in _loaded]
 
 
 def _import(name: str, title: str) -> None:

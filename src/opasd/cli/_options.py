@@ -5,12 +5,15 @@ one in a flag have the same message. tyro parses a command's own options and pri
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from opasd import plugins
+from opasd.choices import OneOf
 from opasd.config import RunConfig
 from opasd.recipes import Recipe, laid_over, load_recipe
 from opasd.recipes.checking import as_section, to_config
@@ -39,6 +42,7 @@ def parse(
     With `base` the flags are laid over that instead.
     """
     rest, settings = take_flags(args, {"": RunConfig})
+    load_plugins(settings[""])
     shown = load_recipe(rest[0] if rest and not rest[0].startswith("-") else None).config() if base is None else base
     options = tyro.cli(
         kind,
@@ -54,6 +58,12 @@ def parse(
     return options, recipe, to_config(laid_over(below.model_dump(), nested(settings[""])), "command line")
 
 
+def load_plugins(settings: Mapping[str, Any]) -> None:
+    """Load installed plugins, and those that the flags name, before a configuration may need them."""
+    plugins.load_installed()
+    plugins.load(settings.get("plugins"))
+
+
 @_REGISTRY.struct_rule
 def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     section = as_section(info.type)
@@ -64,6 +74,8 @@ def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     for name, known in section.model_fields.items():
         kind: Any = known.annotation
         about = known.description or ""
+        for choice in (item for item in known.metadata if isinstance(item, OneOf)):
+            about += f" One of {', '.join(choice.table)}."
         if get_origin(kind) is dict:
             kind = tyro.conf.Fixed[kind]
             about += " One key at a time, with the key in the flag: `.KEY VALUE`, or `.NAME.FIELD VALUE` for a section."

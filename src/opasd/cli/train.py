@@ -19,21 +19,22 @@ import tyro
 
 from opasd.cli import EXIT_CODES, STOPPED, USER_MISTAKE
 from opasd.cli._flags import without_flags
-from opasd.cli._options import ConfigOptions, parse
+from opasd.cli._options import ConfigOptions, load_plugins, parse
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes, relaunch
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.progress import say
 from opasd.recipes import Recipe
-from opasd.recipes.fields import differing_fields
+from opasd.recipes.fields import differing_fields, take_flags
 from opasd.run.folder import RunFolder, check_name, run_name
 from opasd.run.locks import hold, in_use
 
 HARMLESS = (
     "train.max_steps", "train.save_steps", "train.save_total_limit", "train.report_to", "save_samples_every",
     "saved_samples", "validation.every", "objective.token.chunk_tokens", "objective.attention.chunk_queries",
-    "rollout.servers", "rollout.drift", "rollout.vllm.memory_share", "rollout.vllm.cache_bytes", "rollout.vllm.sleep",
+    "plugins", "rollout.servers", "rollout.drift", "rollout.vllm.memory_share", "rollout.vllm.cache_bytes",
+    "rollout.vllm.sleep",
 )  # fmt: skip
 """Fields and whole sections that may change when a run is resumed: none of them alters what a step computes."""
 
@@ -101,7 +102,10 @@ def _run_to_resume(args: list[str]) -> RunFolder | None:
     path = parser.parse_known_args(args)[0].resume
     if path is not None and not path.strip():
         raise ConfigError(f"--resume: got {path!r}; give the run's folder, such as runs/NAME, or leave --resume out")
-    return None if path is None else RunFolder.open(Path(path))
+    if path is None:
+        return None
+    load_plugins(take_flags(args, {"": RunConfig})[1][""])
+    return RunFolder.open(Path(path))
 
 
 def _check(

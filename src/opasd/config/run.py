@@ -166,6 +166,8 @@ class RunConfig(OPASDConfig):
     """Folder that gets the run's own folder."""
     name: str | None = None
     """Name of the run's folder. Unset: the recipe's name and the time."""
+    plugins: tuple[str, ...] = ()
+    """Python modules to import first: they register divergences, teachers, engines, benchmarks, graders, loss terms."""
 
     @model_validator(mode="after")
     def _training_needs_solutions(self) -> Self:

@@ -14,7 +14,7 @@ from typing import Any
 from opasd.config import ModelConfig
 from opasd.errors import ConfigError
 from opasd.lab import LAB
-from opasd.recipes.checking import to_config
+from opasd.recipes.checking import checked
 from opasd.recipes.reading import read_yaml
 from opasd.run.folder import base_of
 
@@ -99,7 +99,8 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
 
 def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
     if (path / "config.yaml").is_file():
-        config = to_config(read_yaml(path / "config.yaml"), str(path / "config.yaml")).model
+        section = read_yaml(path / "config.yaml").get("model", {})
+        config = checked(ModelConfig, section, str(path / "config.yaml"), "model.")
         return _trained(name, path, _newest(path), config, model)
     if (path / "final").is_dir() and not (path / "config.json").exists():
         return _folder(name, path / "final", model)

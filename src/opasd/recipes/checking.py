@@ -7,14 +7,26 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
+from opasd import plugins
 from opasd.config import RunConfig, Section
 from opasd.errors import ConfigError, closest
 
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def to_config(values: Mapping[str, Any], where: str) -> RunConfig:
-    """Return the checked configuration; `where` names its origin in the message."""
+def to_config(values: Mapping[str, Any], where: str, *, of_run: bool = False) -> RunConfig:
+    """Return the checked configuration; `where` names its origin in the message.
+
+    Its plugins are loaded, unless it is the configuration `of_run`: a run's folder may be someone else's.
+    """
+    names = values.get("plugins")
+    if not of_run:
+        plugins.load(names)
+    elif missing := plugins.missing(names):
+        raise ConfigError(
+            f"{where} needs the plugins {', '.join(missing)}, and a run's folder loads none; add --plugins "
+            f"{' '.join(missing)} if you trust them"
+        )
     return checked(RunConfig, values, where)
 
 

@@ -76,7 +76,7 @@ class RunFolder:
             raise ConfigError(f"no run folder {path}; give the folder that `opasd train` made, such as runs/NAME")
         if not (path / _CONFIG).is_file():
             raise ConfigError(f"{path} has no {_CONFIG}, so it is no run folder or a damaged one; start a new run")
-        return cls(path, to_config(read_yaml(path / _CONFIG), str(path / _CONFIG)))
+        return cls(path, to_config(read_yaml(path / _CONFIG), str(path / _CONFIG), of_run=True))
 
     def continued(self, config: RunConfig, *, command: Sequence[str] = ()) -> Self:
         """Record that the run continues: environment-N.json, and the old configuration in config-N.yaml if changed."""
