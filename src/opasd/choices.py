@@ -100,6 +100,9 @@ class EngineEntry:
     """Whether it samples on servers, at the addresses in `rollout.servers.urls`."""
 
 
+LOSS_TERMS: list[str] = []
+"""Names of the loss terms that plugins have registered."""
+
 ENGINES = {
     "transformers": EngineEntry("opasd.rollout.transformers.engine:TransformersEngine"),
     "vllm": EngineEntry(

@@ -1,10 +1,10 @@
 """What is learned: the token loss, the attention loss and their weights."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from opasd.choices import Clip, Divergence, Handling, Impl, Query, Support
+from opasd.choices import LOSS_TERMS, Clip, Divergence, Handling, Impl, OneOf, Query, Support
 
 
 class Section(BaseModel):
@@ -77,9 +77,11 @@ class ObjectiveConfig(Section):
     """Token loss."""
     attention: AttentionLossConfig = AttentionLossConfig()
     """Attention loss."""
+    terms: dict[Annotated[str, OneOf(LOSS_TERMS, "opasd.register_loss_term")], float] = Field(default={})
+    """Weights of loss terms that plugins have registered."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
-        if self.token_weight == 0 and self.attention_weight == 0:
+        if self.token_weight == 0 and self.attention_weight == 0 and not any(self.terms.values()):
             raise ValueError("token_weight and attention_weight are both 0: nothing to learn; set one of them above 0")
         return self

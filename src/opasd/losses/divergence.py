@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from opasd import choices
 from opasd.errors import ConfigError
 from opasd.losses import fused
 
@@ -79,6 +80,8 @@ def register_divergence(
     slope = slope or _slope_by_autograd(name, terms)
     log_terms = log_terms or _log_terms_by_autograd(name, terms)
     DIVERGENCES[name] = DivergenceFormulas(name, terms, slope, log_terms, kernel_code)
+    if name not in choices.DIVERGENCES:
+        choices.DIVERGENCES.append(name)
     return DIVERGENCES[name]
 
 

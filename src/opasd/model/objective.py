@@ -12,11 +12,16 @@ from opasd.prompts.alignment import align
 from opasd.prompts.rollout import Rollout
 
 
-def loss_arguments(rollouts: Sequence[Rollout], config: ObjectiveConfig) -> dict[str, Any]:
-    """Return the arguments of `objective_loss` that follow from the rollouts and the configuration."""
+def loss_arguments(
+    rollouts: Sequence[Rollout], config: ObjectiveConfig, *, align_always: bool = False
+) -> dict[str, Any]:
+    """Return the arguments of `objective_loss` that follow from the rollouts and the configuration.
+
+    Rollouts are aligned for the attention loss, or if `align_always`.
+    """
     attention = config.attention
     alignments = []
-    if config.attention_weight > 0:
+    if config.attention_weight > 0 or align_always:
         alignments = [
             align(rollout.pair, rollout.num_tokens, support=attention.support, query=attention.query)
             for rollout in rollouts

@@ -10,7 +10,7 @@ that train beside adapters, such as biases, are not switched off with them and h
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,8 +20,24 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
+from opasd.choices import TEACHERS
 from opasd.config import TeacherConfig
 from opasd.errors import ConfigError
+
+Rule = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], None]
+"""(teacher's weights, student's weights, step) → changes the teacher's in place, after optimizer step `step`."""
+_RULES: dict[str, Rule] = {}
+
+
+def register_teacher(name: str, rule: Rule) -> None:
+    """Add a rule by which the teacher follows its student, for `teacher.update: NAME`.
+
+    The teacher begins with the student's weights. It keeps its own in float32 at least; a checkpoint holds them.
+    """
+    if name in TEACHERS:
+        raise ConfigError(f"there is already a teacher named {name!r}; choose another name")
+    _RULES[name] = rule
+    TEACHERS.append(name)
 
 
 class Teacher:
@@ -41,7 +57,7 @@ class Teacher:
         self._copied = {} if config.update == "live" else _trained(model, without_adapters=without_adapters)
         """The student's parameters that the teacher has its own values for."""
         self._copies = {name: parameter.detach().clone() for name, parameter in self._copied.items()}
-        if config.update == "ema":  # an average in bfloat16 would lose its small changes
+        if config.update == "ema" or config.update in _RULES:  # an average in bfloat16 would lose its small changes
             self._copies = {name: c.to(torch.promote_types(c.dtype, torch.float32)) for name, c in self._copies.items()}
 
     @contextmanager
@@ -67,6 +83,9 @@ class Teacher:
         elif self.config.update == "snapshot" and step % self.config.snapshot_every == 0:
             for name, parameter in self._copied.items():
                 self._copies[name].copy_(parameter)
+
+        elif rule := _RULES.get(self.config.update):
+            rule(self._copies, {name: parameter.detach() for name, parameter in self._copied.items()}, step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the copies, which a checkpoint must hold; empty if there are none."""

@@ -9,7 +9,7 @@ trackers are Trainer's. Every step's metrics go to `metrics.jsonl` in the output
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from opasd.data.sets import Problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
 from opasd.losses.objective import LossOutput, objective_loss
+from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
 from opasd.model.objective import loss_arguments
 from opasd.model.scoring import Layout, Scorer, choose_layout, microbatches
@@ -58,12 +59,14 @@ class OPASDTrainer(ResumableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         engine: Sampler | None = None,
         on_bad_row: StopOrSkip = "stop",
+        loss_terms: Sequence[LossTerm] = (),
         **kwargs: Any,
     ) -> None:
         if train_dataset is None:
             raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
         self.config = config or OPASDConfig()
-        args = copy.copy(args)  # the caller may use the original again
+        self.loss_terms = [*terms_of(self.config.objective.terms), *loss_terms]
+        args = copy.copy(args)  # the caller may use theirs again
         self.student, tokenizer = setup.prepare_model(model, processing_class, peft_config)
         self.lora_layers = lora.speed_up(self.student)
         setup.use_liger(self.student, args)
@@ -179,8 +182,11 @@ class OPASDTrainer(ResumableTrainer):
         with self.step_metrics.timed("student"):
             student = scorer(rollouts, "student", **settings)
             try:
-                arguments = loss_arguments(rollouts, objective)
+                arguments = loss_arguments(rollouts, objective, align_always=bool(self.loss_terms))
                 output = objective_loss(student, teacher, **arguments, num_rollouts=inputs["num_rollouts"])
+                if self.loss_terms:
+                    batch = MicroBatch(rollouts, arguments["alignments"], student, teacher, output.readings)
+                    output = add_terms(output, self.loss_terms, batch, inputs["num_rollouts"])
             except NonFiniteError as error:
                 scorer.settle()
                 loss = self._non_finite(rollouts, str(error))
@@ -206,7 +212,8 @@ class OPASDTrainer(ResumableTrainer):
             objective = self.config.objective
             devices = [torch.cuda.current_device()] if self.args.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # dropout in its probe must not move a resumed run's random numbers
-                scorer = Scorer(model, objective.attention.layers if objective.attention_weight > 0 else 0)
+                captures = objective.attention_weight > 0 or self.loss_terms
+                scorer = Scorer(model, objective.attention.layers if captures else 0)
                 layout = choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
             self._scoring = scorer, layout
         return self._scoring
