@@ -5,13 +5,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opasd.choices import register_engine
     from opasd.config import ObjectiveConfig, OPASDConfig, RunConfig
     from opasd.data.problems import Problem, load_problems
     from opasd.errors import OpasdError
+    from opasd.evaluation.benchmarks import register_benchmark
+    from opasd.grading.outside import register_grader
     from opasd.losses.attention import attention_loss
+    from opasd.losses.divergence import register_divergence
+    from opasd.losses.terms import LossTerm, MicroBatch, register_loss_term
     from opasd.losses.token import token_loss
     from opasd.model.objective import opasd_loss
     from opasd.model.scoring import Scorer
+    from opasd.model.teacher import register_teacher
     from opasd.prompts.alignment import Alignment, align
     from opasd.prompts.pairs import PromptBuilder, PromptPair
     from opasd.prompts.rollout import Rollout
@@ -20,13 +26,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "choices": ("register_engine",),
     "config": ("OPASDConfig", "ObjectiveConfig", "RunConfig"),
     "data.problems": ("Problem", "load_problems"),
     "errors": ("OpasdError",),
+    "evaluation.benchmarks": ("register_benchmark",),
+    "grading.outside": ("register_grader",),
     "losses.attention": ("attention_loss",),
+    "losses.divergence": ("register_divergence",),
+    "losses.terms": ("LossTerm", "MicroBatch", "register_loss_term"),
     "losses.token": ("token_loss",),
     "model.objective": ("opasd_loss",),
     "model.scoring": ("Scorer",),
+    "model.teacher": ("register_teacher",),
     "prompts.alignment": ("Alignment", "align"),
     "prompts.pairs": ("PromptBuilder", "PromptPair"),
     "prompts.rollout": ("Rollout",),

@@ -100,6 +100,9 @@ class EngineEntry:
     """Whether it samples on servers, at the addresses in `rollout.servers.urls`."""
 
 
+GRADERS: dict[str, str] = {}
+"""Graders that plugins have registered: their names and `module:function`."""
+
 LOSS_TERMS: list[str] = []
 """Names of the loss terms that plugins have registered."""
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from opasd import plugins
 from opasd.choices import ENGINES, Precision
 from opasd.errors import ConfigError
 
@@ -32,6 +33,8 @@ def run(args: list[str]) -> int:
     from opasd.recipes.evaluate import EvaluateConfig
 
     options = _parser().parse_args(args)
+    plugins.load_installed()
+    plugins.load([name for text in getattr(options, "plugins", []) for name in text.split(",")])
     if options.list:
         return _list(as_json=options.json)
     if not options.targets:
@@ -129,8 +132,10 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
         names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
         raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")
     from opasd.evaluation.loop import Evaluation
+    from opasd.grading.outside import MATH, find_grader
 
-    return Evaluation(targets, benchmarks, profile, engine, config.max_batch or GROUP, template_options)
+    grader = find_grader(config.grader or MATH) or ""
+    return Evaluation(targets, benchmarks, profile, engine, config.max_batch or GROUP, template_options, grader)
 
 
 def _targets(options: argparse.Namespace) -> "list[Target]":

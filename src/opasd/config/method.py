@@ -200,6 +200,8 @@ class OPASDConfig(Section):
     if the model allows it."""
     tokens_per_microbatch: int = Field(default=32_768, gt=0)
     """Most tokens of a forward pass, counted in the teacher's contexts; bounds memory."""
+    grader: str = "math"
+    """Grader of answers: `math` (the boxed answer), a name that a plugin has registered, or `module:function`."""
     save_samples_every: int = Field(default=10, ge=0)
     """Steps between records of sampled completions; 0 records none."""
     saved_samples: int = Field(default=8, gt=0)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from opasd.choices import FinishReason
 from opasd.config import SamplingConfig
 from opasd.data.problems import Problem
-from opasd.grading.verdict import is_correct
+from opasd.grading.outside import MATH, RolloutGrader, rollout_grader
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import RolloutEngine, derive_seed
 
@@ -38,6 +38,7 @@ def answer(
     samples: int = 1,
     seed: int = 0,
     thinking: bool | None = None,
+    grader: RolloutGrader | None = None,
 ) -> list[Answer]:
     """Return `samples` answers to each problem, in order; a problem's seeds do not depend on the other problems."""
     requests = [
@@ -48,13 +49,16 @@ def answer(
     ]
     seeds = [derive_seed(seed, problem.id or problem.question, number) for problem, _, number in requests]
     completions = engine.generate([prompt for _, prompt, _ in requests], sampling, seeds)
-    answers = []
-    for (problem, prompt, number), completion in zip(requests, completions, strict=True):
-        text, correct = readable(tokenizer, completion.ids), None
-        if problem.answer is not None:
-            correct = is_correct(thinking_prefix(tokenizer, prompt) + text, problem.answer)
-        answers.append(Answer(problem.id, number, completion.ids, text, completion.finish_reason, correct))
-    return answers
+    texts = [readable(tokenizer, completion.ids) for completion in completions]
+    attempts = [
+        (problem, thinking_prefix(tokenizer, prompt) + text)
+        for (problem, prompt, _), text in zip(requests, texts, strict=True)
+    ]
+    verdicts = (grader or rollout_grader(MATH))(attempts)
+    return [
+        Answer(problem.id, number, completion.ids, text, completion.finish_reason, correct)
+        for (problem, _, number), completion, text, correct in zip(requests, completions, texts, verdicts, strict=True)
+    ]
 
 
 def readable(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

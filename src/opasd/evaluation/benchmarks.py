@@ -121,9 +121,16 @@ class LoadedBenchmark:
 
 
 @cache
-def packaged() -> Mapping[str, Benchmark]:
-    """Return the entries that come with the package, by name."""
+def packaged() -> dict[str, Benchmark]:
+    """Return the entries that come with the package and with plugins, by name."""
     return read_entries(PACKAGED)
+
+
+def register_benchmark(name: str, source: str, **fields: Any) -> None:
+    """Add a benchmark under a name; `fields` are those of an entry, such as `question`, `answer` and `kind`."""
+    if name in packaged():
+        raise ConfigError(f"there is already a benchmark named {name!r}; choose another name")
+    packaged()[name] = checked(Benchmark, {"name": name, "source": source, **fields}, f"benchmark {name}")
 
 
 def read_entries(path: Path) -> dict[str, Benchmark]:

@@ -27,7 +27,7 @@ from opasd.evaluation.profiles import ENGINE, GROUP, Profile
 from opasd.evaluation.results import SCHEMA, build, gather
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.evaluation.targets import Target
-from opasd.grading.pool import Grader, Job
+from opasd.grading import outside, pool
 from opasd.model.checks import context
 from opasd.model.loading import load_tokenizer, loading_errors, model_source
 from opasd.progress import SampleProgress
@@ -69,6 +69,8 @@ class Evaluation:
     """Samples drawn side by side."""
     template_options: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Further variables of the chat template."""
+    grader: str = ""
+    """`module:function` of a grader from outside."""
 
     def settings(self) -> dict[str, Any]:
         """Return the contents of settings.json."""
@@ -77,6 +79,7 @@ class Evaluation:
             "engine": self.engine,
             "group": self.group,
             **({"template_options": dict(self.template_options)} if self.template_options else {}),
+            **({"grader": self.grader} if self.grader else {}),
             "targets": {target.name: target.describe() for target in self.targets},
             "benchmarks": {benchmark.name: benchmark.describe() for benchmark in self.benchmarks},
         }
@@ -103,7 +106,8 @@ def evaluate(
     missing = Counter(key.target for key in keys if key not in samples.keys)
     progress.begin(len(keys), len(keys) - missing.total())
     tokens, seconds = 0, 0.0
-    with Grader() as grader:
+    limit = outside.SECONDS if evaluation.grader else pool.SECONDS
+    with pool.Grader(seconds=limit, function=evaluation.grader) as grader:
         for model, targets in _by_base_model(evaluation.targets):
             if any(missing[target.name] for target in targets):
                 if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
@@ -134,7 +138,7 @@ def _draw(
     base: Base,
     targets: Sequence[Target],
     samples: SampleFile,
-    grader: Grader,
+    grader: pool.Grader,
     progress: SampleProgress,
 ) -> Iterator[tuple[int, float]]:
     """Draw, grade and write the missing samples of one base model and its adapters.
@@ -200,10 +204,10 @@ class Exam:
         """Return a completion for each key."""
         return engine.generate([self.prompts[key.problem] for key in keys], self.sampling, list(map(self._seed, keys)))
 
-    def grade(self, keys: Sequence[SampleKey], completions: Sequence[Completion], grader: Grader) -> list[Sample]:
+    def grade(self, keys: Sequence[SampleKey], completions: Sequence[Completion], grader: pool.Grader) -> list[Sample]:
         """Return the samples of a group with their verdicts, also when cut at each budget that they exceed."""
-        answers = {problem.id: str(problem.answer) for problem in self.benchmark.problems}
-        jobs: dict[tuple[SampleKey, int | None], Job] = {}
+        problems = {problem.id: problem for problem in self.benchmark.problems}
+        jobs: dict[tuple[SampleKey, int | None], pool.Job] = {}
         for key, completion in zip(keys, completions, strict=True):
             # A prompt may end inside a thinking block.
             prefix = thinking_prefix(self.tokenizer, self.prompts[key.problem])
@@ -211,7 +215,9 @@ class Exam:
                 if budget is None or len(completion.ids) > budget:
                     text = prefix + readable(self.tokenizer, completion.ids[:budget])
                     reason = completion.finish_reason if budget is None else "length"
-                    jobs[key, budget] = Job(text, answers[key.problem], self.benchmark.entry.kind, reason)
+                    problem = problems[key.problem]
+                    job = pool.Job(text, str(problem.answer), self.benchmark.entry.kind, reason, problem)
+                    jobs[key, budget] = job
         graded = dict(zip(jobs, grader.grade_all(jobs.values()), strict=True))
         return [
             Sample(

@@ -7,17 +7,20 @@ This process decides equal texts, numbers and letters at once; the rest goes to 
 than `SECONDS`, whatever the answer says.
 """
 
+import json
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from opasd.choices import FinishReason
+from opasd.data.problems import Problem
 from opasd.grading.verdict import AnswerKind, Verdict, boxed_answer, quick_verdict
 
 SECONDS = 1.5
@@ -39,6 +42,8 @@ class Job(NamedTuple):
     gold: str
     kind: AnswerKind = "expression"
     finish_reason: FinishReason = "stop"
+    problem: Problem | None = None
+    """Needed by a grader from outside alone."""
 
 
 class Graded(NamedTuple):
@@ -51,8 +56,10 @@ class Graded(NamedTuple):
 class Grader:
     """A few workers with one comparison each at a time; a pair is compared only once."""
 
-    def __init__(self, workers: int | None = None, seconds: float = SECONDS) -> None:
+    def __init__(self, workers: int | None = None, seconds: float = SECONDS, function: str = "") -> None:
+        """`function` is the `module:function` of a grader from outside (`grading.outside`)."""
         self.seconds = seconds
+        self.function = function
         self._count = workers or max(1, min(4, os.cpu_count() or 1))
         self._workers: list[_Worker] = []
         self._known: dict[Pair, bool | None] = {}
@@ -66,7 +73,7 @@ class Grader:
 
     def start(self) -> None:
         """Start the workers, which need a second or two; without this call the first hard pair starts them."""
-        self._workers += [_Worker() for _ in range(self._count - len(self._workers))]
+        self._workers += [_Worker(self.function) for _ in range(self._count - len(self._workers))]
 
     def close(self) -> None:
         """End the workers at once."""
@@ -79,6 +86,8 @@ class Grader:
 
     def grade_all(self, jobs: Iterable[Job]) -> list[Graded]:
         """Return the verdicts in order; all workers share the work."""
+        if self.function:
+            return self._grade_outside(list(jobs))
         answered = [(job, boxed_answer(job.text)) for job in jobs]
         equal = [quick_verdict(answer, job.gold, job.kind) if answer else False for job, answer in answered]
         hard = {index: (job.gold, answer or "") for index, (job, answer) in enumerate(answered) if equal[index] is None}
@@ -86,6 +95,14 @@ class Grader:
         for index, pair in hard.items():
             equal[index] = self._known[pair]
         return [_graded(job, answer, same) for (job, answer), same in zip(answered, equal, strict=True)]
+
+    def _grade_outside(self, jobs: Sequence[Job]) -> list[Graded]:
+        pairs = [(json.dumps(asdict(job.problem)) if job.problem else "null", job.text) for job in jobs]
+        self._compare(dict.fromkeys(pairs))
+        verdicts: dict[bool | None, Verdict] = {None: "grader_failed", True: "correct", False: "wrong"}
+        return [
+            Graded(verdicts[self._known[pair]], boxed_answer(job.text)) for job, pair in zip(jobs, pairs, strict=True)
+        ]
 
     def _compare(self, pairs: Iterable[Pair]) -> None:
         todo = [pair for pair in pairs if pair not in self._known][::-1]
@@ -116,7 +133,7 @@ class Grader:
         self._failed_starts += not worker.replied
         if self._failed_starts > _FAILED_STARTS:
             raise RuntimeError("the grading process does not start; import opasd.grading.worker in Python to see why")
-        self._workers[self._workers.index(worker)] = _Worker()
+        self._workers[self._workers.index(worker)] = _Worker(self.function)
 
 
 def _graded(job: Job, answer: str | None, equal: bool | None) -> Graded:
@@ -128,13 +145,15 @@ def _graded(job: Job, answer: str | None, equal: bool | None) -> Graded:
 class _Worker:
     """A process that compares. It may take longer for its first pair, since it has to start."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: str = "") -> None:
         self._connection, worker_end = Pipe()
         self.fileno = self._connection.fileno
         root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        # A grader from outside may lie where only this process looks, such as the folder of a plugin.
+        others = sys.path if function else [os.environ.get("PYTHONPATH")]
+        path = os.pathsep.join(filter(None, (root, *others)))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opasd.grading.worker", str(worker_end.fileno())],
+            [sys.executable, "-P", "-m", "opasd.grading.worker", str(worker_end.fileno()), *filter(None, [function])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

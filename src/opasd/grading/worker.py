@@ -7,15 +7,18 @@ verdict; on the clock it has twice as much.
 """
 
 import ctypes
+import json
 import logging
 import re
 import resource
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
+from pkgutil import resolve_name
 from typing import Any
 
 import sympy
@@ -23,6 +26,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.grader import is_relation
 
+from opasd.data.problems import Problem
 from opasd.grading.equality import equal
 
 MEMORY = 2 << 30
@@ -132,12 +136,25 @@ def compare(gold: str, answer: str) -> bool | None:
         return None
 
 
+def grade_by(function: Callable[[Problem, str], Any]) -> Callable[[str, str], bool | None]:
+    """Return a comparison that asks a grader from outside, given a problem as JSON and a completion."""
+
+    def grade(problem: str, completion: str) -> bool | None:
+        try:
+            return bool(float(function(Problem(**json.loads(problem)), completion)) >= 0.5)
+        except Exception:  # whatever the function raises
+            return None
+
+    return grade
+
+
 class _Child:
     """A forked process that compares pair after pair until it is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, comparison: Callable[[str, str], bool | None]) -> None:
         self._connection, child_end = Pipe()
-        self._process = get_context("fork").Process(target=_serve, args=(child_end, self._connection), daemon=True)
+        arguments = (child_end, self._connection, comparison)
+        self._process = get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         child_end.close()
 
@@ -154,7 +171,7 @@ class _Child:
         self._connection.close()
 
 
-def _serve(pairs: Connection, parent_end: Connection) -> None:
+def _serve(pairs: Connection, parent_end: Connection, comparison: Callable[[str, str], bool | None]) -> None:
     parent_end.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -166,7 +183,7 @@ def _serve(pairs: Connection, parent_end: Connection) -> None:
         while True:
             gold, answer, seconds = pairs.recv()
             signal.setitimer(signal.ITIMER_PROF, seconds)  # the system ends the process, even inside a C function
-            pairs.send(compare(gold, answer))
+            pairs.send(comparison(gold, answer))
 
 
 def main() -> None:
@@ -174,8 +191,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    assert equal_by_algebra("\\sqrt{12}", "2\\sqrt{3}")  # children inherit the modules that this loads
-    pairs, child = Connection(int(sys.argv[1])), _Child()
+    if len(sys.argv) > 2:
+        comparison = grade_by(resolve_name(sys.argv[2]))
+    else:
+        comparison = compare
+        assert equal_by_algebra("\\sqrt{12}", "2\\sqrt{3}")  # children inherit the modules that this loads
+    pairs, child = Connection(int(sys.argv[1])), _Child(comparison)
     with suppress(EOFError):
         while True:
             pair = pairs.recv()
@@ -183,7 +204,7 @@ def main() -> None:
                 equal = child.ask(*pair)
             except (TimeoutError, EOFError, OSError):
                 child.kill()
-                child, equal = _Child(), None
+                child, equal = _Child(comparison), None
             pairs.send(equal)
     child.kill()
 

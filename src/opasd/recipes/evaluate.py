@@ -52,6 +52,10 @@ class EvaluateConfig(Section):
     """Samples drawn side by side. Unset: 128."""
     data_dir: str | None = None
     """Folder with local copies of benchmarks, which are preferred to the hub's."""
+    grader: str | None = None
+    """Grader of the answers: a name that a plugin has registered, or `module:function`. Unset: the package's own."""
+    plugins: tuple[str, ...] = ()
+    """Python modules to import first, which register benchmarks, graders or engines."""
 
     def flags(self) -> list[str]:
         """Return the same options on the command line of `opasd evaluate`."""

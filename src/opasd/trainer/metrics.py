@@ -21,7 +21,7 @@ from opasd.analysis.markers import count_markers
 from opasd.choices import FinishReason
 from opasd.evaluation.answers import Answer, readable, thinking_prefix
 from opasd.evaluation.scores import pass_at_k
-from opasd.grading.verdict import is_correct
+from opasd.grading.outside import MATH, RolloutGrader, rollout_grader
 from opasd.model.cost import CostModel
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.engine import Completion
@@ -30,7 +30,15 @@ from opasd.rollout.engine import Completion
 class StepMetrics:
     """Collect the readings of one optimizer step on one process, and reduce them over all processes."""
 
-    def __init__(self, model: nn.Module, *, checkpointing: bool, leak: re.Pattern[str] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        checkpointing: bool,
+        grader: RolloutGrader | None = None,
+        leak: re.Pattern[str] | None = None,
+    ) -> None:
+        self.grader = grader or rollout_grader(MATH)
         self.leak = leak
         """Matches an answer that speaks of the teacher's context."""
         self._cost = CostModel.of(model, checkpointing=checkpointing)
@@ -71,12 +79,12 @@ class StepMetrics:
 
     def add_rollouts(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> list[bool | None]:
         """Record the step's rollouts; return whether each is right, or None if its problem has no answer."""
-        verdicts: list[bool | None] = []
-        for rollout, completion in zip(rollouts, completions, strict=True):
-            text, answer = readable(tokenizer, rollout.completion_ids), rollout.pair.problem.answer
-            prefix = thinking_prefix(tokenizer, rollout.pair.student_ids)
-            verdicts.append(None if answer is None else is_correct(prefix + text, answer))
-            row = _row(text, rollout.num_tokens, completion.finish_reason, verdicts[-1], self.leak)
+        texts = [readable(tokenizer, rollout.completion_ids) for rollout in rollouts]
+        prefixes = [thinking_prefix(tokenizer, rollout.pair.student_ids) for rollout in rollouts]
+        attempts = [(r.pair.problem, prefix + text) for r, prefix, text in zip(rollouts, prefixes, texts, strict=True)]
+        verdicts = list(self.grader(attempts))
+        for rollout, completion, text, verdict in zip(rollouts, completions, texts, verdicts, strict=True):
+            row = _row(text, rollout.num_tokens, completion.finish_reason, verdict, self.leak)
             self._rows.append(row | {"student": len(rollout.student_ids), "teacher": len(rollout.teacher_ids)})
         return verdicts
 

@@ -25,6 +25,7 @@ from opasd.config import OPASDConfig
 from opasd.data.sets import Problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
+from opasd.grading.outside import GradeFunction, rollout_grader
 from opasd.losses.objective import LossOutput, objective_loss
 from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
@@ -60,6 +61,7 @@ class OPASDTrainer(ResumableTrainer):
         engine: Sampler | None = None,
         on_bad_row: StopOrSkip = "stop",
         loss_terms: Sequence[LossTerm] = (),
+        grader: GradeFunction | None = None,
         **kwargs: Any,
     ) -> None:
         if train_dataset is None:
@@ -95,7 +97,10 @@ class OPASDTrainer(ResumableTrainer):
         self.metrics_file = Records(self.folder / "metrics.jsonl")
         self.samples_file = Records(self.folder / "samples.jsonl")
         self.step_metrics = StepMetrics(
-            self.student, checkpointing=args.gradient_checkpointing, leak=leak_pattern(self.config.prompts)
+            self.student,
+            checkpointing=args.gradient_checkpointing,
+            grader=rollout_grader(grader or self.config.grader),
+            leak=leak_pattern(self.config.prompts),
         )
         self.step_spoiled = False
         """Whether NaN appeared in the current step, so that its update is dropped."""
@@ -322,6 +327,7 @@ class OPASDTrainer(ResumableTrainer):
             answers = answer(
                 own_problems, self.engine, self.builder, self.processing_class, settings.sampling,
                 samples=settings.samples, seed=settings.seed, thinking=settings.thinking,
+                grader=self.step_metrics.grader,
             )  # fmt: skip
             metrics |= validation_metrics(name, answers, settings.samples, self.step_metrics.leak)
         if self.is_world_process_zero():
