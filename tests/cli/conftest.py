@@ -52,7 +52,7 @@ def opened(config, folder):
 module = types.ModuleType("opasd.trainer.session")
 module.train = train
 module.opened = opened
-module.finish = lambda trainer, config, folder: trainer.ending
+module.ending = lambda trainer: trainer.ending
 sys.modules["opasd.trainer.session"] = module
 '''
 

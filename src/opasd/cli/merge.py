@@ -10,11 +10,12 @@ from opasd.errors import ConfigError
 def run(args: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="opasd merge", description=__doc__)
-    parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="folder of the adapter, such as runs/NAME/final")
+    parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="folder of a run or an adapter")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; must be new or empty")
     options = parser.parse_args(args)
     if not options.adapter.is_dir():
-        raise ConfigError(f"no folder {options.adapter}; give an adapter's folder, such as runs/NAME/final")
+        raise ConfigError(f"no folder {options.adapter}; give a run's or an adapter's folder, such as runs/NAME/final")
+    adapter = options.adapter / "final" if (options.adapter / "final").is_dir() else options.adapter
     from opasd.files import STAGED
 
     if options.out.exists() and (
@@ -23,6 +24,6 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
     from opasd.model.merging import merge
 
-    merge(options.adapter, options.out)
+    merge(adapter, options.out)
     sys.stdout.write(f"{options.out}\n")
     return 0

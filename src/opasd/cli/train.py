@@ -80,14 +80,14 @@ def run(args: list[str]) -> int:
     with _run_folder(processes, config, name, earlier) as folder:
         if folder is None:
             return USER_MISTAKE
-        from opasd.trainer.session import finish, opened
+        from opasd.trainer.session import ending, opened
 
         with opened(folder.config, folder.path) as trainer:
             trainer.train((earlier is not None and trainer.has_begun()) or None)
-        ending = finish(trainer, folder.config, folder.path)
+        ended = ending(trainer)
     if not processes.first:
         return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
-    if ending == "stopped":
+    if ended == "stopped":
         again = shlex.quote(str(folder.path)) + (f" --num-processes {processes.world}" if processes.world > 1 else "")
         say(f"stopped by a signal, checkpoint saved; continue with: opasd train --resume {again}")
         return STOPPED

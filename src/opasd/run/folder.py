@@ -69,6 +69,16 @@ class RunFolder:
         return cls(path, config)
 
     @classmethod
+    def adopt(cls, config: RunConfig, path: Path, *, command: Sequence[str] = ()) -> Self:
+        """Make a run folder of a folder that a trainer writes to; what is there already stays."""
+        files = {_CONFIG: write_yaml(config.model_dump(mode="json")), _ENVIRONMENT: to_json(environment(command))}
+        path.mkdir(parents=True, exist_ok=True)
+        for file, text in (files | repository(Path.cwd())).items():
+            if not (path / file).exists():
+                write_text(path / file, text, "surrogateescape")
+        return cls(path, config)
+
+    @classmethod
     def open(cls, path: Path) -> Self:
         """Open the folder of an earlier run."""
         path = path.expanduser()

@@ -1,5 +1,6 @@
 """What happens between the optimizer steps of a run, and the line that shows each step."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opasd.progress import StatusLine, clock
+from opasd.run.folder import RunFolder
 from opasd.trainer.accounts import write_accounts
+from opasd.trainer.result import finish
 
 if TYPE_CHECKING:
     from opasd.trainer.trainer import OPASDTrainer
@@ -24,6 +27,8 @@ class StepCallback(TrainerCallback):
         state.compute_steps(args, state.max_steps)  # the intervals of this run, not those of its checkpoint
         self.trainer.check()
         path = self.trainer.folder / "data.json"
+        if state.is_world_process_zero:
+            RunFolder.adopt(self.trainer.run_config, self.trainer.folder, command=sys.argv)
         if state.is_world_process_zero and (state.global_step == 0 or not path.exists()):
             write_accounts(self.trainer.data.accounts, path)
 
@@ -42,6 +47,9 @@ class StepCallback(TrainerCallback):
         if control.should_training_stop and state.global_step < state.max_steps:
             control.should_evaluate = False  # the sender of the signal may not wait; the resumed run validates
         return control
+
+    def on_train_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        finish(self.trainer)
 
     def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Save and stop if any process was asked to."""

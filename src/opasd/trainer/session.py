@@ -1,6 +1,5 @@
 """A whole run from its configuration: load the model and the problems, train, write the result and its card."""
 
-import json
 import re
 import signal
 import warnings
@@ -12,19 +11,15 @@ from types import FrameType, NoneType
 from typing import Any, Literal, get_args
 
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments, set_seed
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.config import DataConfig, RunConfig, TrainConfig
 from opasd.data.sets import RunSet, load_set
-from opasd.errors import ConfigError, DataError, NonFiniteError
+from opasd.errors import ConfigError, DataError
 from opasd.files import full_disk_errors
-from opasd.lab import LAB
 from opasd.model.loading import adapt, load_model, load_tokenizer
-from opasd.run.card import model_card
 from opasd.run.folder import check_disk
-from opasd.run.records import Records
 from opasd.trainer.setup import setting_errors
 from opasd.trainer.trainer import OPASDTrainer
 
@@ -50,7 +45,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Ending:
     """Run `config` in `folder`, from the beginning or from its newest checkpoint; user mistakes are OpasdErrors."""
     with opened(config, folder) as trainer:
         trainer.train((resume and trainer.has_begun()) or None)
-    return finish(trainer, config, folder)
+    return ending(trainer)
 
 
 def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
@@ -83,45 +78,19 @@ def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
             eval_dataset=eval_dataset,
             processing_class=tokenizer,
             on_bad_row=config.data.on_bad_row,
+            run_config=config,
         )
         with torch.random.fork_rng(devices=[]):  # the run's own order is drawn later
             next(iter(getattr(trainer.get_train_dataloader(), "batch_sampler", None) or ()), None)
     return trainer
 
 
-def finish(trainer: OPASDTrainer, config: RunConfig, folder: Path) -> Ending:
-    """Save the result of a run that reached its last step, and say how the run ended."""
-    step = trainer.state.global_step
-    if step < config.train.max_steps:
-        if trainer.stopped:
-            return "stopped"
-        raise ConfigError(
-            f"training ended after {step} of {config.train.max_steps} steps because the data gave no more: "
-            f"{len(trainer.data.pairs)} problems; give more, or leave out train.extra.dataloader_drop_last"
-        )
-    # Each process looks at its own part of the trained weights.
-    trained = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.student.parameters() if p.requires_grad)
-    if trainer.total(not all(bool(weight.isfinite().all()) for weight in trained)) > 0:
-        raise NonFiniteError(
-            f"NaN or infinity in the weights after step {step}, so they are not saved; lower train.learning_rate"
-        )
-    with full_disk_errors(folder / "final"):
-        save(trainer, config, folder / "final")
+def ending(trainer: OPASDTrainer) -> Ending:
+    """Say how a run ended, and end its trackers if it is finished."""
+    if trainer.state.global_step < trainer.state.max_steps:
+        return "stopped"
     trainer.accelerator.end_training()
     return "finished"
-
-
-def save(trainer: OPASDTrainer, config: RunConfig, output: Path) -> None:
-    """Write the adapter or model, its tokenizer, and a card with the configuration and the measurements."""
-    trainer.save_model(str(output))
-    if trainer.is_world_process_zero():
-        path = output / "adapter_config.json"
-        if config.model.name_or_path == LAB and path.exists():
-            # The embedded model's folder has another path on another machine.
-            values = json.loads(path.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
-            path.write_text(json.dumps(values, indent=2), encoding="utf-8")
-        rows = list(Records(trainer.metrics_file.path))
-        (output / "README.md").write_text(model_card(config, rows), encoding="utf-8")
 
 
 def _validation_set(name: str, config: DataConfig) -> RunSet:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 
 from opasd.analysis.leaks import leak_pattern
 from opasd.choices import StopOrSkip
-from opasd.config import OPASDConfig
+from opasd.config import OPASDConfig, RunConfig
 from opasd.data.sets import Problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
@@ -41,6 +41,7 @@ from opasd.rollout.factory import make_engine
 from opasd.run.records import Records
 from opasd.trainer import setup
 from opasd.trainer.callbacks import Progress, StepCallback
+from opasd.trainer.described import described_run
 from opasd.trainer.metrics import StepMetrics, validation_metrics
 from opasd.trainer.resuming import ResumableTrainer
 
@@ -62,13 +63,14 @@ class OPASDTrainer(ResumableTrainer):
         on_bad_row: StopOrSkip = "stop",
         loss_terms: Sequence[LossTerm] = (),
         grader: GradeFunction | None = None,
+        run_config: RunConfig | None = None,
         **kwargs: Any,
     ) -> None:
         if train_dataset is None:
             raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
         self.config = config or OPASDConfig()
         self.loss_terms = [*terms_of(self.config.objective.terms), *loss_terms]
-        args = copy.copy(args)  # the caller may use theirs again
+        given, args = args, copy.copy(args)  # the caller may use theirs again
         self.student, tokenizer = setup.prepare_model(model, processing_class, peft_config)
         self.lora_layers = lora.speed_up(self.student)
         setup.use_liger(self.student, args)
@@ -102,6 +104,8 @@ class OPASDTrainer(ResumableTrainer):
             grader=rollout_grader(grader or self.config.grader),
             leak=leak_pattern(self.config.prompts),
         )
+        self.run_config = run_config or described_run(self.student, given, self.config, self.data, self.folder)
+        """The run's whole configuration, which its folder and its card hold."""
         self.step_spoiled = False
         """Whether NaN appeared in the current step, so that its update is dropped."""
         self.stop_requested = False

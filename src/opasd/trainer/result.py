@@ -1,0 +1,52 @@
+"""The end of a run: its weights are checked and saved in `final`, with a card."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch.distributed.tensor import DTensor
+
+from opasd.errors import ConfigError, NonFiniteError
+from opasd.files import full_disk_errors
+from opasd.lab import LAB
+from opasd.run.card import model_card
+from opasd.run.records import Records
+
+if TYPE_CHECKING:
+    from opasd.trainer.trainer import OPASDTrainer
+
+
+def finish(trainer: "OPASDTrainer") -> None:
+    """Save the result of a run that has reached its last step, or that a callback has ended before.
+
+    A run that a signal has stopped has no result yet: it continues from its checkpoint.
+    """
+    step, last = trainer.state.global_step, trainer.state.max_steps
+    if trainer.stopped and step < last:
+        return
+    if step == 0 < last:
+        raise ConfigError(
+            f"training ended after {step} of {last} steps because the data gave no more: {len(trainer.data.pairs)} "
+            "problems; give more, or leave out dataloader_drop_last"
+        )
+    # Each process looks at its own part of the trained weights.
+    trained = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.student.parameters() if p.requires_grad)
+    if trainer.total(not all(bool(weight.isfinite().all()) for weight in trained)) > 0:
+        raise NonFiniteError(
+            f"NaN or infinity in the weights after step {step}, so they are not saved; lower the learning rate"
+        )
+    with full_disk_errors(trainer.folder / "final"):
+        save(trainer, trainer.folder / "final")
+
+
+def save(trainer: "OPASDTrainer", output: Path) -> None:
+    """Write the adapter or model, its tokenizer, and a card with the configuration and the measurements."""
+    trainer.save_model(str(output))
+    if trainer.is_world_process_zero():
+        path = output / "adapter_config.json"
+        if trainer.run_config.model.name_or_path == LAB and path.exists():
+            # The embedded model's folder has another path on another machine.
+            values = json.loads(path.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
+            path.write_text(json.dumps(values, indent=2), encoding="utf-8")
+        rows = list(Records(trainer.metrics_file.path))
+        (output / "README.md").write_text(model_card(trainer.run_config, rows), encoding="utf-8")

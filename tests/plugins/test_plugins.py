@@ -1,0 +1,40 @@
+"""Extensions from outside the package, in processes of their own: what they register stays in a process."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training import TOKENIZER, make_model
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's folder: a model, a table with columns of its own, and a plugin."""
+    make_model().save_pretrained(tmp_path / "own_model")
+    TOKENIZER.save_pretrained(tmp_path / "own_model")
+    lines = [f"was ist {a} + {b}?;{a} + {b} = {a + b};{a + b}" for a in range(4) for b in range(4)]
+    (tmp_path / "sums.csv").write_text("\n".join(["frage;weg;antwort", *lines]).replace(";", ",") + "\n")
+    shutil.copy(HERE / "own_plugin.py", tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, script: str) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE.parents[1])])}
+    command = [sys.executable, str(HERE / script)]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
+
+
+def test_the_whole_way_of_an_engineer_by_the_command(folder):
+    assert "whole way done" in run(folder, "whole_way_by_command.py")
+
+
+def test_the_whole_way_of_an_engineer_in_python(folder):
+    assert "whole way done" in run(folder, "whole_way_in_python.py")

@@ -1,0 +1,86 @@
+"""Run by a test in a process of its own: the whole way of an engineer through the Python API."""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import own_plugin
+import yaml
+from peft import LoraConfig
+from transformers import TrainerCallback, TrainingArguments
+
+from opasd import LossTerm, OPASDConfig, OPASDTrainer, load_problems
+from opasd.cli import main
+from opasd.config import ColumnConfig, DataConfig
+
+
+def command(*words, code=0):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        sys.argv = ["opasd", *words]
+        result = main(list(words))
+    assert result == code, (words, result, out.getvalue(), err.getvalue())
+    return out.getvalue() + err.getvalue()
+
+
+class Stopper(TrainerCallback):
+    """A callback of the user's own, which ends the run after two steps."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 2
+
+
+columns = ColumnConfig(question="frage", solution="weg", answer="antwort")
+problems = load_problems(config=DataConfig(source="sums.csv", columns=columns))
+
+
+def trainer(*, steps, callbacks=()):
+    return OPASDTrainer(
+        model="own_model",
+        args=TrainingArguments(
+            "runs/python", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=steps, save_steps=1,
+            learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, report_to=["tensorboard"] if BOARD else [],
+        ),
+        config=OPASDConfig.model_validate(
+            {"rollout": {"max_new_tokens": 6}, "objective": {"token": {"divergence": "hellinger"}}}
+        ),
+        train_dataset=problems,
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+        loss_terms=[LossTerm("brevity", own_plugin.brevity, weight=0.1)],
+        grader=own_plugin.contains,
+        callbacks=list(callbacks),
+    )  # fmt: skip
+
+
+try:
+    import tensorboard  # noqa: F401
+
+    BOARD = True
+except ImportError:
+    BOARD = False
+
+trainer(steps=3, callbacks=[Stopper()]).train()
+config = yaml.safe_load(Path("runs/python/config.yaml").read_text())
+assert config["model"]["lora_target_modules"] == ["q_proj", "v_proj"]
+assert config["model"]["lora_r"] == 4
+assert config["train"]["gradient_accumulation_steps"] == 4
+assert config["objective"]["token"]["divergence"] == "hellinger"
+assert Path(config["data"]["source"]).is_absolute()
+for name in ("environment.json", "data.json", "metrics.jsonl", "final/adapter_config.json", "final/README.md"):
+    assert Path("runs/python", name).exists(), name
+trainer(steps=3).train(resume_from_checkpoint=True)
+steps = [
+    row for row in map(json.loads, Path("runs/python/metrics.jsonl").read_text().splitlines()) if "grad_norm" in row
+]
+assert [row["step"] for row in steps] == [1, 2, 3]
+assert all(row["term/brevity"] > 0 for row in steps)
+
+command("evaluate", "base", "runs/python", "--benchmarks", "own_sums", "--samples", "1", "--max-new-tokens", "6")
+command("report", "runs/python", "--output", "page")
+command("merge", "runs/python", "merged")
+assert "frage" not in command(
+    "prompt", "runs/python", "--data.columns.question", "frage", "--data.columns.solution", "weg"
+)
+sys.stdout.write("whole way done\n")
