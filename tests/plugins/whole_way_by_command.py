@@ -38,7 +38,7 @@ objective:
   terms: {brevity: 0.1}
 grader: contains
 train: {max_steps: 2, save_steps: 1, gradient_accumulation_steps: 4, learning_rate: 1.0e-3}
-validation: {every: 2}
+validation: {every: 2, sampling: {max_new_tokens: 6}}
 validation_data: {held_out: {source: sums.csv, rows: ":4", columns: {question: frage, solution: null, answer: antwort}}}
 save_samples_every: 1
 output_dir: runs
