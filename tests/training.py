@@ -43,7 +43,7 @@ def make_model(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 def make_trainer(
     folder: Path, *, lora: bool = True, method: dict[str, Any] | None = None, model: PreTrainedModel | None = None,
-    train_dataset: Any = PROBLEMS, eval_dataset: Any = None, **arguments: Any,
+    train_dataset: Any = PROBLEMS, eval_dataset: Any = None, loss_terms: Any = (), **arguments: Any,
 ) -> OPASDTrainer:  # fmt: skip
     """A trainer with 8 problems a step unless told otherwise."""
     torch.manual_seed(1)
@@ -65,5 +65,6 @@ def make_trainer(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=TOKENIZER,
+        loss_terms=loss_terms,
         peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear") if lora else None,
     )

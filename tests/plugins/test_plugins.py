@@ -20,7 +20,7 @@ def folder(tmp_path):
     TOKENIZER.save_pretrained(tmp_path / "own_model")
     lines = [f"was ist {a} + {b}?;{a} + {b} = {a + b};{a + b}" for a in range(4) for b in range(4)]
     (tmp_path / "sums.csv").write_text("\n".join(["frage;weg;antwort", *lines]).replace(";", ",") + "\n")
-    shutil.copy(HERE / "own_plugin.py", tmp_path)
+    shutil.copy(HERE.parents[1] / "examples/own_plugin.py", tmp_path)
     return tmp_path
 
 

@@ -35,7 +35,7 @@ teacher: {update: halfway}
 objective:
   token: {divergence: hellinger}
   attention: {divergence: hellinger}
-  terms: {brevity: 0.1}
+  terms: {small_states: 0.1}
 grader: contains
 train: {max_steps: 2, save_steps: 1, gradient_accumulation_steps: 4, learning_rate: 1.0e-3}
 validation: {every: 2, sampling: {max_new_tokens: 6}}
@@ -56,9 +56,9 @@ opasd("train", "own.yaml")
 steps = [row for row in rows("runs/own/metrics.jsonl") if "grad_norm" in row]
 assert len(steps) == 2
 for row in steps:
-    assert row["term/brevity"] > 0
-    assert 0 < row["term/brevity/tokens"] <= 6
-    total = row["token/loss"] + 0.5 * row["attention/divergence"] + 0.1 * row["term/brevity"]
+    assert row["term/small_states"] > 0
+    assert 0 < row["term/small_states/tokens"] <= 6
+    total = row["token/loss"] + 0.5 * row["attention/divergence"] + 0.1 * row["term/small_states"]
     assert abs(row["loss"] - total) < 1e-4 * total, row
 
 opasd("train", "--resume", "runs/own", "--train.max-steps", "3")
@@ -74,7 +74,7 @@ assert "module:function" in opasd(
     "evaluate", "base", "runs/own", "--benchmarks", "own_sums", "--grader", "nothing", code=2
 )
 opasd("report", "runs/own", "--output", "page")
-assert "brevity" in Path("page/report.html").read_text()
+assert "small_states" in Path("page/report.html").read_text()
 opasd("merge", "runs/own", "merged")
 opasd("train", "own.yaml", "--rollout.engine", "echo", "--name", "echo", "--train.max-steps", "1")
 sys.stdout.write("whole way done\n")

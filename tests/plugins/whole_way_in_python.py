@@ -48,7 +48,7 @@ def trainer(*, steps, callbacks=()):
         ),
         train_dataset=problems,
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
-        loss_terms=[LossTerm("brevity", own_plugin.brevity, weight=0.1)],
+        loss_terms=[LossTerm("small_states", own_plugin.small_states, weight=0.1)],
         grader=own_plugin.contains,
         callbacks=list(callbacks),
     )  # fmt: skip
@@ -75,7 +75,7 @@ steps = [
     row for row in map(json.loads, Path("runs/python/metrics.jsonl").read_text().splitlines()) if "grad_norm" in row
 ]
 assert [row["step"] for row in steps] == [1, 2, 3]
-assert all(row["term/brevity"] > 0 for row in steps)
+assert all(row["term/small_states"] > 0 for row in steps)
 
 command("evaluate", "base", "runs/python", "--benchmarks", "own_sums", "--samples", "1", "--max-new-tokens", "6")
 command("report", "runs/python", "--output", "page")

@@ -21,7 +21,7 @@ from torch import Tensor
 from opasd.choices import LOSS_TERMS
 from opasd.errors import ConfigError
 from opasd.losses.inputs import ScoreBatch
-from opasd.losses.objective import LossOutput, Readings
+from opasd.losses.objective import LossOutput
 from opasd.prompts.alignment import Alignment
 from opasd.prompts.rollout import Rollout
 
@@ -39,8 +39,8 @@ class MicroBatch:
     Gradients flow through them."""
     teacher: ScoreBatch
     """The same of the teacher, without gradients."""
-    readings: Sequence[Readings]
-    """What the package's losses measured on each rollout, per token; empty mappings for a loss of weight 0."""
+    readings: Sequence[Mapping[str, Tensor]]
+    """What the package's losses measured on each rollout, per token [T]: `token/…` and `attention/…`, if computed."""
 
 
 Measure = Callable[[MicroBatch], Tensor | tuple[Tensor, Mapping[str, float]]]

@@ -47,7 +47,7 @@ class StepMetrics:
     def _start_step(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._sums: Counter[str] = Counter()
+        self.sums: Counter[str] = Counter()
         self._rows: list[dict[str, Any]] = []
         self._started = perf_counter()
 
@@ -90,11 +90,11 @@ class StepMetrics:
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add readings of this process: its share of the minibatch's mean. The step's are their mean over processes."""
-        self._sums.update(metrics)
+        self.sums.update(metrics)
 
     def finish(self, logs: Mapping[str, float], *, skipped: bool) -> dict[str, float]:
         """Return the step's metrics over all processes, and start the next step."""
-        gathered = gather_object([(self._rows, dict(self._sums), self._parts(), _peak_memory())])
+        gathered = gather_object([(self._rows, dict(self.sums), self._parts(), _peak_memory())])
         rows = [row for part, *_ in gathered for row in part]
         count = len(gathered)
         metrics: dict[str, float] = {"loss": logs["loss"]}
