@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 def run(folder: Path, script: str) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE.parents[1])])}
-    command = [sys.executable, str(HERE / script)]
+    command = [sys.executable, shutil.copy(HERE / script, folder)]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
