@@ -30,9 +30,9 @@ class OneOf:
         raise ValueError(f"got {value!r:.60}; use one of {', '.join(self.table)}{f' ({hint})' if hint else ''}{plugin}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+        from pydantic import AfterValidator
 
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
+        return AfterValidator(self.check).__get_pydantic_core_schema__(source, handler)
 
 
 DIVERGENCES: list[str] = ["forward_kl", "reverse_kl", "jsd"]
