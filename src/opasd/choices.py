@@ -26,8 +26,10 @@ class OneOf:
         if value in self.table:
             return value
         hint = closest(value, self.table, 0.5)
-        plugin = f"; a plugin that calls {self.added_by} is loaded with `plugins: [MODULE]`" if self.added_by else ""
-        raise ValueError(f"got {value!r:.60}; use one of {', '.join(self.table)}{f' ({hint})' if hint else ''}{plugin}")
+        advice = f" ({hint})" if hint else ""
+        if self.added_by and not hint:
+            advice = f"; a plugin that calls {self.added_by} is loaded with `plugins: [MODULE]`"
+        raise ValueError(f"got {value!r:.60}; use one of {', '.join(self.table)}{advice}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic import AfterValidator

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig
+from transformers import AutoModelForCausalLM, BloomConfig, Gemma3TextConfig, MambaConfig, Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.errors import CaptureError
@@ -284,3 +284,20 @@ def test_dropout_is_not_mistaken_for_a_wrong_capture():
     wrong = replace(layer, evidence=(value, output * 1.01))
     with pytest.raises(CaptureError, match="attention"):
         settle(capture.verify([wrong], 0, 0, LENGTH))
+
+
+@pytest.mark.parametrize("config", ["qwen3", "gemma3"])
+def test_a_model_that_looks_ahead_is_refused(config):
+    """The last position sees everything either way; only an earlier one shows it."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
+    if config == "qwen3":
+        looking_ahead = Qwen3Config(**sizes)
+        looking_ahead.is_causal = False
+    else:
+        looking_ahead = Gemma3TextConfig(**sizes, use_bidirectional_attention=True)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(looking_ahead, attn_implementation="sdpa")
+    capture = AttentionCapture(model, 1)
+    with pytest.raises(CaptureError, match="is not the one its queries and keys give"):
+        settle(capture.verify(run(capture, model, input_ids=random_ids()), 0, 0, LENGTH))

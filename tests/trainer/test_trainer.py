@@ -777,10 +777,28 @@ def test_bad_rows_stop_or_are_skipped_as_configured(tmp_path):
 
     data = [{"problem": "What is 1 + 1?", "solution": "2"}, {"problem": "What is 2 + 2?", "solution": ""}]
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    config = OPASDConfig.model_validate({"rollout": {"max_new_tokens": 6}})
+    common = {"config": config, "train_dataset": data, "processing_class": TOKENIZER}
     with pytest.raises(DataError, match="row 2"):
-        OPASDTrainer(make_model(), arguments, train_dataset=data, processing_class=TOKENIZER)
-    trainer = OPASDTrainer(make_model(), arguments, train_dataset=data, processing_class=TOKENIZER, on_bad_row="skip")
+        OPASDTrainer(make_model(), arguments, **common)
+    trainer = OPASDTrainer(make_model(), arguments, **common, on_bad_row="skip")
     assert len(trainer.train_dataset) == 1
+
+
+def test_sequences_beyond_the_models_context_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="but the model's context is 4096; lower rollout.max_new_tokens"):
+        make_trainer(tmp_path, method={"rollout": {"max_new_tokens": 4096}})
+
+
+def test_the_models_own_dropout_is_off_and_that_of_adapters_stays(tmp_path, caplog):
+    model = make_model()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.2
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.3))
+    trainer = make_trainer(tmp_path, lora=False, model=adapted)
+    assert [layer.self_attn.attention_dropout for layer in model.model.layers] == [0.0, 0.0]
+    assert {module.p for module in trainer.student.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
+    assert "the model's own dropout (0.2) is off" in caplog.text
 
 
 def test_positions_that_depend_on_the_longest_sequence_are_warned_of(tmp_path, caplog):

@@ -99,9 +99,10 @@ class AttentionCapture:
                 )
 
     def verify(self, layers: Sequence[CapturedLayer], row: int, start: int, stop: int) -> "list[Check]":
-        """Compare the captured attention of a sequence's last position with the model's own output there.
+        """Compare the captured attention at a sequence's last and middle positions with the model's own output there.
 
-        This makes the capture safe for any model: an unknown mask, bias or cap shows as a difference.
+        This makes the capture safe for any model: an unknown mask, bias or cap shows as a difference. The last position
+        sees all others, so a model that also looks ahead shows in the middle alone.
         """
         implementation = unwrap(self.model).config._attn_implementation
         message = (
@@ -113,12 +114,13 @@ class AttentionCapture:
         for layer in layers:
             value_BKTD, output_BTHD = layer.evidence
             last = stop - start - 1
-            role = layer.batch([(row, start, stop)]).detach().sequence(0, slice(last, last + 1))
-            heads_HTS = attention_heads(role, torch.full((1,), last, device=role.query_HTD.device))
-            repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
-            value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)
-            error = relative_error(output_BTHD[row, stop - 1], (heads_HTS @ value_HSD)[:, 0])
-            checks.append(Check(error, _limit(output_BTHD, role, eager=implementation == "eager"), message))
+            for position in dict.fromkeys((last, last // 2)):
+                role = layer.batch([(row, start, stop)]).detach().sequence(0, slice(position, position + 1))
+                heads_HTS = attention_heads(role, torch.full((1,), position, device=role.query_HTD.device))
+                repeats = heads_HTS.shape[0] // value_BKTD.shape[1]
+                value_HSD = value_BKTD[row, :, start:stop].to(heads_HTS.dtype).repeat_interleave(repeats, 0)
+                error = relative_error(output_BTHD[row, start + position], (heads_HTS @ value_HSD)[:, 0])
+                checks.append(Check(error, _limit(output_BTHD, role, eager=implementation == "eager"), message))
         return checks
 
 

@@ -19,7 +19,7 @@ from opasd.config import ObjectiveConfig, OPASDConfig
 from opasd.data.sets import Problems, RunSet, as_set, digest
 from opasd.errors import ConfigError, OpasdError
 from opasd.losses import fused
-from opasd.model.checks import same_positions_up_to
+from opasd.model.checks import context, same_positions_up_to
 from opasd.model.unwrap import unwrap
 from opasd.progress import with_progress
 from opasd.prompts.pairs import PromptBuilder, PromptPairs, PromptReport
@@ -58,10 +58,29 @@ def prepare_model(
             "no weight of the model requires a gradient, so nothing can be trained; give a peft_config, or load the "
             "adapter with is_trainable=True"
         )
+    turn_off_dropout(model)
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         name = type(model.active_peft_config).__name__
         raise ConfigError(f"the adapter is a prompt ({name}), and a teacher needs the model without it; use LoRA")
     return model, tokenizer
+
+
+def turn_off_dropout(model: nn.Module) -> None:
+    """Turn the base model's own dropout off, and say so; that of adapters, which the user sets, stays.
+
+    The teacher computes without dropout. A student with it would differ from its teacher before anything is learned.
+    """
+    of_adapters = [getattr(module, "lora_dropout", None) for module in model.modules()]
+    kept = {inner for dropout in of_adapters if isinstance(dropout, nn.Module) for inner in dropout.modules()}
+    strongest = 0.0
+    for module in (module for module in model.modules() if module not in kept):
+        for name in ("p", "attention_dropout", "dropout", "activation_dropout"):
+            rate = getattr(module, name, None)
+            if isinstance(rate, float) and rate > 0 and (name != "p" or isinstance(module, nn.Dropout)):
+                setattr(module, name, 0.0)
+                strongest = max(strongest, rate)
+    if strongest:
+        _log.warning("the model's own dropout (%g) is off: the teacher computes without it", strongest)
 
 
 def prepare_data(
@@ -99,7 +118,7 @@ def named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[s
 def check_contexts(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, pairs: PromptPairs, max_new_tokens: int
 ) -> None:
-    """Refuse tokens that the model has no embedding for; warn of sequences beyond the model's fixed positions."""
+    """Refuse tokens that the model has no embedding for, and sequences beyond its context; warn of moving positions."""
     base = unwrap(model)
     rows = getattr(base.get_input_embeddings(), "num_embeddings", None)
     if rows is not None and len(tokenizer) > rows:
@@ -110,6 +129,11 @@ def check_contexts(
                 "own tokenizer, or resize the embeddings"
             )
     longest = max(len(pair.teacher_ids) for pair in pairs) + max_new_tokens
+    if longest > (limit := context(base.config)):
+        raise ConfigError(
+            f"the teacher's longest context and a rollout have {longest} tokens, but the model's context is {limit}; "
+            "lower rollout.max_new_tokens, or prompts.max_teacher_tokens, which cuts solutions"
+        )
     if longest > (limit := same_positions_up_to(base.config)):
         _log.warning(
             "sequences of up to %d tokens, but beyond %d this model's positions depend on the longest sequence of a "

@@ -51,6 +51,11 @@ class VLLMEngine(ServingEngine):
         weights: nn.Module | None = None,
     ) -> None:
         """`rank` is the largest rank of an adapter, 0 for no adapters."""
+        if rank and dtype == "float32" and torch.cuda.is_available():
+            raise ConfigError(
+                "rollout.engine: vllm serves adapters in 16 bits alone on a GPU, and these weights are float32; set "
+                "rollout.vllm.dtype to bfloat16, or model.dtype"
+            )
         super().__init__(config, base, longest)
         self.student, self.weights = student, weights
         self.half_precision = dtype in HALF_PRECISION
