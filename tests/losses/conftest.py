@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from opasd import choices
 from opasd.losses import fused
 from opasd.losses.divergence import DIVERGENCES, SMALLEST, register_divergence
 
@@ -28,3 +29,4 @@ def fourth_kind(request):
     register_divergence(request.param, squared_hellinger, **formulas)
     yield request.param
     del DIVERGENCES[request.param]
+    choices.DIVERGENCES.remove(request.param)
