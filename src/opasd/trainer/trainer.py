@@ -49,6 +49,13 @@ from opasd.trainer.resuming import ResumableTrainer
 class OPASDTrainer(ResumableTrainer):
     """Train `model` on problems with verified solutions; `OPASDConfig` holds the method's settings."""
 
+    step_spoiled = False
+    """Whether NaN appeared in the current step, so that its update is dropped."""
+    stop_requested = False
+    """Set by a signal handler: the run saves a checkpoint after the current step and ends."""
+    stopped = False
+    """Whether the run ended because a process requested it."""
+
     def __init__(
         self,
         model: nn.Module | str | os.PathLike[str],
@@ -106,12 +113,6 @@ class OPASDTrainer(ResumableTrainer):
         )
         self.run_config = run_config or described_run(self.student, given, self.config, self.data, self.folder)
         """The run's whole configuration, which its folder and its card hold."""
-        self.step_spoiled = False
-        """Whether NaN appeared in the current step, so that its update is dropped."""
-        self.stop_requested = False
-        """Set by a signal handler: the run saves a checkpoint after the current step and ends."""
-        self.stopped = False
-        """Whether the run ended because a process requested it."""
         self._set_up_roles(engine, tokenizer)
 
     def _set_up_roles(self, engine: Sampler | None, tokenizer: PreTrainedTokenizerBase) -> None:
