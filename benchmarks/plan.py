@@ -2,6 +2,7 @@
 
     python benchmarks/plan.py --models 1.7b,4b,8b --lengths 1024,4096 --json benchmarks/results/plan-h200.json
     python benchmarks/plan.py --compare benchmarks/results/plan-h200.json        no GPU: the table of docs/planning.md
+    python benchmarks/plan.py --uneven benchmarks/results/update_step-*.json     no GPU: steps with uneven lengths
 
 Random weights in Qwen3's shapes, LoRA r = 64, the trainer's own rollouts and update. A random model hardly ever ends a
 text, so every rollout has the given length. Prompts have 256 tokens and solutions 1,024.
@@ -149,6 +150,22 @@ def compare(path: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def uneven(paths: list[str]) -> str:
+    """Return how far plans are from the steps of `update_step.py`, whose rollouts have uneven lengths."""
+    lines, errors = [], []
+    for row in (row for path in paths for row in json.loads(Path(path).read_text())["rows"] if "peak_bytes" in row):
+        drawn = make_rollouts(row["rollouts"], row["length"], 2, 0)
+        longest = max(rollout.num_tokens for rollout in drawn)
+        config = settings(row)
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": longest})})
+        shape = Shape.of(SHAPES[row["model"]] | {"vocab_size": 151_936})
+        plan = memory(config, shape, Lengths(PROMPT, SOLUTION, row["length"]), row["rollouts"], 141e9)
+        errors.append((sum(plan.held.values()) + sum(plan.update.values())) / row["peak_bytes"] - 1)
+        lines.append(f"{row['model']:5s} {row['rollouts']:3d} x {row['length']:6d} {errors[-1]:+7.1%}")
+    within = sum(abs(error) <= 0.15 for error in errors)
+    return "\n".join([*lines, f"{within} of {len(errors)} within 15 %, {min(errors):+.1%} to {max(errors):+.1%}", ""])
+
+
 def settings(row: Row) -> RunConfig:
     """Return the configuration under which a row was measured."""
     return RunConfig.model_validate(
@@ -180,9 +197,10 @@ def main() -> None:
     parser.add_argument("--plain-budget", type=int, default=8_192, help="the same without checkpointing")
     parser.add_argument("--json", help="file for the raw figures")
     parser.add_argument("--compare", help="print the table of a file of raw figures, and measure nothing")
+    parser.add_argument("--uneven", nargs="+", help="compare with records of update_step.py, and measure nothing")
     options = parser.parse_args()
-    if options.compare:
-        print(compare(options.compare), end="")
+    if options.compare or options.uneven:
+        print(compare(options.compare) if options.compare else uneven(options.uneven), end="")
         return
     conditions = gpu_heading("Memory and time of a step, by part", 0)
     rows: list[Row] = []

@@ -1,23 +1,12 @@
 """Run by a test in a process of its own, in a folder with an own model, own data and own_plugin.py."""
 
-import contextlib
-import io
 import json
 import sys
 from pathlib import Path
 
-from opasd.cli import main
+from tests.plugins.ways import command as opasd
 
 OWN = ["--plugins", "own_plugin"]
-
-
-def opasd(*words, code=0):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv = ["opasd", *words]
-        result = main(list(words))
-    assert result == code, (words, result, out.getvalue(), err.getvalue())
-    return out.getvalue() + err.getvalue()
 
 
 def rows(path):

@@ -1,7 +1,5 @@
 """Run by a test in a process of its own: the whole way of an engineer through the Python API."""
 
-import contextlib
-import io
 import json
 import sys
 from pathlib import Path
@@ -12,17 +10,8 @@ from peft import LoraConfig
 from transformers import TrainerCallback, TrainingArguments
 
 from opasd import LossTerm, OPASDConfig, OPASDTrainer, load_problems
-from opasd.cli import main
 from opasd.config import ColumnConfig, DataConfig
-
-
-def command(*words, code=0):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv = ["opasd", *words]
-        result = main(list(words))
-    assert result == code, (words, result, out.getvalue(), err.getvalue())
-    return out.getvalue() + err.getvalue()
+from tests.plugins.ways import command
 
 
 class Stopper(TrainerCallback):
