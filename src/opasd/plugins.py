@@ -18,7 +18,8 @@ from importlib.metadata import entry_points
 from opasd.errors import ConfigError
 
 GROUP = "opasd.plugins"
-_loaded: set[str] = set()
+LOADED: set[str] = set()
+"""Names of the plugins that were imported."""
 
 
 def load(names: object) -> None:
@@ -32,14 +33,14 @@ def load(names: object) -> None:
 def load_installed() -> None:
     """Import the plugins that installed packages declare."""
     for entry in entry_points(group=GROUP):
-        if entry.module not in _loaded:
+        if entry.module not in LOADED:
             _import(entry.module, f"{entry.module} (entry point {entry.name!r})")
 
 
 def missing(names: object) -> list[str]:
     """Return those of a configuration's plugins that are not loaded."""
     texts = names if isinstance(names, list | tuple) else ()
-    return [name for name in texts if isinstance(name, str) and name not in _loaded]
+    return [name for name in texts if isinstance(name, str) and name not in LOADED]
 
 
 def _import(name: str, title: str) -> None:
@@ -52,4 +53,4 @@ def _import(name: str, title: str) -> None:
             f"plugins: {title} cannot be imported ({what}); give the name of a module in the current folder or an "
             "installed one"
         ) from error
-    _loaded.add(name)
+    LOADED.add(name)
