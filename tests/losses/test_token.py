@@ -253,6 +253,30 @@ def test_what_is_not_among_the_top_is_floored_as_one_event(logit, kind, clip):
             torch.testing.assert_close(gradient, wanted, atol=1e-9, rtol=1e-7)
 
 
+def gap_case(gap, dtype, hidden_size=2):
+    """The teacher is sure of token 0, the student of token 1: both have two logits that differ by `gap`."""
+    head = OutputHead(torch.eye(hidden_size, dtype=dtype))
+    hidden = torch.zeros(1, hidden_size, dtype=dtype)
+    student, teacher = hidden.clone(), hidden.clone()
+    student[0, 1], teacher[0, 0] = gap, gap
+    return student.requires_grad_(), head, teacher, head
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("top_k", [None, 1])
+@pytest.mark.parametrize("gap", [80.0, 100.0, 1000.0])
+def test_a_student_that_is_sure_of_something_else_is_still_pulled(gap, top_k, impl, dtype):
+    """KL = gap / τ and d KL / d logits = (p_S − p_T) / τ, however unlikely the teacher's token is for the student."""
+    case = gap_case(gap, dtype, 3)
+    output = token_loss(*case, divergence="forward_kl", temperature=1.1, top_k=top_k, impl=impl)
+    assert output.loss.item() == pytest.approx(gap / 1.1, rel=1e-5)
+    (gradient,) = torch.autograd.grad(output.loss, case[0])
+    torch.testing.assert_close(gradient, torch.tensor([[-1, 1, 0]], dtype=dtype) / 1.1, atol=1e-6, rtol=0)
+    reverse = token_loss(*case, divergence="reverse_kl", temperature=1.1, impl=impl)
+    assert reverse.loss.item() == pytest.approx(gap / 1.1, rel=1e-5)
+
+
 def test_settings_are_refused_as_in_a_configuration():
     case = make_case(tokens=2)
     check_settings(lambda **setting: token_loss(*case, **setting), TokenLossConfig, [*TokenLossConfig.model_fields])

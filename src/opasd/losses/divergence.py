@@ -7,8 +7,9 @@
 `DIVERGENCES` holds the formulas of each: the definition, the chunked losses and the kernels read them from there, and
 `register_divergence` adds one more.
 
-In a logarithm, a probability below the smallest normal float32 counts as that number, in every precision: equal
-rows give exactly 0, disjoint ones a finite value (at most 87.4 nats), and no gradient is NaN.
+In the logarithm of a probability, one below the smallest normal float32 counts as that number, in every precision:
+equal rows give exactly 0, disjoint ones a finite value (at most 87.4 nats), and no gradient is NaN. Where the logarithm
+itself is known, as in the token loss, only one below LOG_FLOOR counts as that: a logit of −∞.
 
 Shapes: V entries of a distribution, last; anything before it is batch.
 """
@@ -27,6 +28,7 @@ from opasd.losses import fused
 
 SMALLEST = torch.finfo(torch.float32).tiny
 LOG_SMALLEST = math.log(SMALLEST)
+LOG_FLOOR = -1e5
 
 Formula = Callable[[Tensor, Tensor, float], Tensor]
 LogFormula = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -44,8 +46,11 @@ class DivergenceFormulas:
 
     A student's row sums to one, so a constant changes no gradient. The constant that makes the slope 0 where both rows
     are equal keeps small differences small."""
+    terms_of_logs: Formula
+    """(teacher_log_V, student_log_V, β) → the same terms from log-probabilities above LOG_FLOOR, which cannot
+    underflow; the definition where there are logits, differentiable by autograd."""
     log_terms: LogFormula
-    """(teacher_log_V, student_log_V, β) → the terms and d term / d log student, from floored log-probabilities.
+    """(teacher_log_V, student_log_V, β) → the terms and d term / d log student, from log-probabilities above LOG_FLOOR.
 
     Rows are as long as a vocabulary, so every operation that can reuses a buffer; the inputs stay as they are."""
     kernel_code: int | None = None
@@ -68,6 +73,7 @@ def register_divergence(
     terms: Formula,
     *,
     slope: Formula | None = None,
+    terms_of_logs: Formula | None = None,
     log_terms: LogFormula | None = None,
     kernel_code: int | None = None,
 ) -> DivergenceFormulas:
@@ -78,8 +84,9 @@ def register_divergence(
     if name in DIVERGENCES:
         raise ConfigError(f"there is already a divergence named {name!r}; choose another name")
     slope = slope or _slope_by_autograd(name, terms)
+    terms_of_logs = terms_of_logs or (lambda teacher_V, student_V, beta: terms(teacher_V.exp(), student_V.exp(), beta))
     log_terms = log_terms or _log_terms_by_autograd(name, terms)
-    DIVERGENCES[name] = DivergenceFormulas(name, terms, slope, log_terms, kernel_code)
+    DIVERGENCES[name] = DivergenceFormulas(name, terms, slope, terms_of_logs, log_terms, kernel_code)
     if name not in choices.DIVERGENCES:
         choices.DIVERGENCES.append(name)
     return DIVERGENCES[name]
@@ -108,10 +115,14 @@ def _forward_kl_slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tens
     return 1 - teacher_V / student_V.clamp_min(SMALLEST)
 
 
+def _forward_kl_of_logs(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> Tensor:
+    return teacher_log_V.exp() * (teacher_log_V - student_log_V)
+
+
 def _forward_kl_log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     teacher_V = teacher_log_V.exp()
     term_V = (teacher_log_V - student_log_V).mul_(teacher_V)
-    return term_V, teacher_V.neg_().mul_(student_log_V > LOG_SMALLEST)
+    return term_V, teacher_V.neg_().mul_(student_log_V > LOG_FLOOR)
 
 
 def _reverse_kl(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
@@ -120,6 +131,10 @@ def _reverse_kl(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
 
 def _reverse_kl_slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
     return log(student_V) - log(teacher_V)
+
+
+def _reverse_kl_of_logs(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> Tensor:
+    return student_log_V.exp() * (student_log_V - teacher_log_V)
 
 
 def _reverse_kl_log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -140,6 +155,16 @@ def _jsd(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
 
 def _jsd_slope(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
     return (1 - beta) * (log(student_V) - log(student_V + beta * (teacher_V - student_V)))
+
+
+def _jsd_of_logs(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> Tensor:
+    # log M around the likelier one, so that no exponential overflows and equal rows mix to exactly themselves.
+    gap_V = teacher_log_V - student_log_V
+    around_student_V = student_log_V + torch.log1p(beta * torch.expm1(gap_V.clamp_max(0)))
+    around_teacher_V = teacher_log_V + torch.log1p((1 - beta) * torch.expm1(-gap_V.clamp_min(0)))
+    log_mixture_V = torch.where(gap_V <= 0, around_student_V, around_teacher_V)
+    teacher_part_V = beta * teacher_log_V.exp() * (teacher_log_V - log_mixture_V)
+    return teacher_part_V + (1 - beta) * student_log_V.exp() * (student_log_V - log_mixture_V)
 
 
 def _jsd_log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -169,15 +194,29 @@ def _log_terms_by_autograd(name: str, terms: Formula) -> LogFormula:
     def log_terms(teacher_log_V: Tensor, student_log_V: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         fused.say_once(f"divergence: {name} has no log_terms of its own; autograd computes them, chunk by chunk")
         with torch.inference_mode(False), torch.enable_grad():
-            student_V = student_log_V.exp().requires_grad_()
-            term_V = terms(teacher_log_V.exp(), student_V, beta)
+            student_V = student_log_V.clamp_min(LOG_SMALLEST).exp().requires_grad_()
+            term_V = terms(teacher_log_V.clamp_min(LOG_SMALLEST).exp(), student_V, beta)
             (slope_V,) = torch.autograd.grad(term_V.sum(), student_V)
-        # At the floor, the probability is smaller than its logarithm says: it has no slope.
+        # A probability as small as that underflows: it has no slope.
         return term_V.detach(), (slope_V * student_V.detach()).masked_fill_(student_log_V <= LOG_SMALLEST, 0)
 
     return log_terms
 
 
-register_divergence("forward_kl", _forward_kl, slope=_forward_kl_slope, log_terms=_forward_kl_log_terms, kernel_code=0)
-register_divergence("reverse_kl", _reverse_kl, slope=_reverse_kl_slope, log_terms=_reverse_kl_log_terms, kernel_code=1)
-register_divergence("jsd", _jsd, slope=_jsd_slope, log_terms=_jsd_log_terms, kernel_code=2)
+register_divergence(
+    "forward_kl",
+    _forward_kl,
+    slope=_forward_kl_slope,
+    terms_of_logs=_forward_kl_of_logs,
+    log_terms=_forward_kl_log_terms,
+    kernel_code=0,
+)
+register_divergence(
+    "reverse_kl",
+    _reverse_kl,
+    slope=_reverse_kl_slope,
+    terms_of_logs=_reverse_kl_of_logs,
+    log_terms=_reverse_kl_log_terms,
+    kernel_code=1,
+)
+register_divergence("jsd", _jsd, slope=_jsd_slope, terms_of_logs=_jsd_of_logs, log_terms=_jsd_log_terms, kernel_code=2)

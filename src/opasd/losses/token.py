@@ -27,7 +27,7 @@ from torch import Tensor
 
 from opasd.choices import Clip, Impl, check_choice, check_positive
 from opasd.losses import fused
-from opasd.losses.divergence import entropy, formulas_of
+from opasd.losses.divergence import LOG_FLOOR, entropy, formulas_of
 from opasd.losses.inputs import OutputHead
 from opasd.losses.numerics import relative_weights, weighted_loss, wide, without_autocast
 from opasd.losses.token_chunked import (
@@ -133,14 +133,16 @@ def _reference(
     student: TokenRole, teacher: TokenRole, comparison: TokenComparison, weights_T: Tensor
 ) -> TokenLossOutput:
     """Return the loss by its definition: all logits at once, gradients by autograd."""
-    student_TV, teacher_TV = (
-        (role.head.logits(role.hidden_TE) / comparison.temperature).softmax(-1) for role in (student, teacher)
+    student_log_TV, teacher_log_TV = (
+        (role.head.logits(role.hidden_TE) / comparison.temperature).log_softmax(-1) for role in (student, teacher)
     )
-    entropy_T = entropy(student_TV.detach())
+    entropy_T = entropy(student_log_TV.detach().exp())
     if comparison.top_k is not None:
-        top_TK = teacher_TV.topk(comparison.top_k, -1).indices
-        student_TV, teacher_TV = _lump(student_TV, top_TK), _lump(teacher_TV, top_TK)
-    term_TV = comparison.formulas.terms(teacher_TV, student_TV, comparison.jsd_beta)
+        top_TK = teacher_log_TV.topk(comparison.top_k, -1).indices
+        student_log_TV, teacher_log_TV = _lump(student_log_TV, top_TK), _lump(teacher_log_TV, top_TK)
+    term_TV = comparison.formulas.terms_of_logs(
+        teacher_log_TV.clamp_min(LOG_FLOOR), student_log_TV.clamp_min(LOG_FLOOR), comparison.jsd_beta
+    )
     divergence_T = term_TV.sum(-1)
     loss_T, clipped_T = divergence_T, torch.zeros_like(divergence_T)
     if comparison.clip == "per_token":
@@ -153,10 +155,11 @@ def _reference(
     return TokenLossOutput(loss, loss_T.detach(), divergence_T.detach(), clipped_T, entropy_T)
 
 
-def _lump(probability_TV: Tensor, top_TK: Tensor) -> Tensor:
-    """Return [T, K + 1]: the chosen entries, and the sum of all others."""
-    rest_TV = probability_TV.scatter(-1, top_TK, 0)
-    return torch.cat([probability_TV.gather(-1, top_TK), rest_TV.sum(-1, keepdim=True)], -1)
+def _lump(log_TV: Tensor, top_TK: Tensor) -> Tensor:
+    """Return log-probabilities [T, K + 1]: the chosen entries, and all others together."""
+    # A sum of nothing but −∞ would have no gradient.
+    rest_TV = log_TV.scatter(-1, top_TK, -torch.inf).clamp_min(2 * LOG_FLOOR)
+    return torch.cat([log_TV.gather(-1, top_TK), rest_TV.logsumexp(-1, keepdim=True)], -1)
 
 
 def _mixed_precision(student: TokenRole, teacher: TokenRole) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opasd.choices import Clip, check_choice, check_positive
-from opasd.losses.divergence import LOG_SMALLEST, DivergenceFormulas
+from opasd.losses.divergence import LOG_FLOOR, DivergenceFormulas
 from opasd.losses.inputs import OutputHead
 from opasd.losses.numerics import needs_gradient, wide
 
@@ -85,13 +85,13 @@ def compare_chunk(
     cap_CV = None if head.softcap is None else 1 - (student_CV / head.softcap).square()
     student_log_CV = _log_softmax_(student_CV, temperature)
     teacher_log_CV = _log_softmax_(head_logits(*teacher), temperature)
-    top_CK, lumped = None, None
+    top_CK, lumped, full_log_CV = None, None, student_log_CV
     if comparison.top_k is not None:
         top_CK = teacher_log_CV.topk(comparison.top_k, -1).indices
         lumped = _lump_log(teacher_log_CV, top_CK), _lump_log(student_log_CV, top_CK)
     student_CV = student_log_CV.exp()
-    entropy_C = -torch.linalg.vecdot(student_CV, student_log_CV.clamp_min_(LOG_SMALLEST))
-    teacher_log_CV, student_log_CV = lumped or (teacher_log_CV.clamp_min_(LOG_SMALLEST), student_log_CV)
+    entropy_C = -torch.linalg.vecdot(student_CV, student_log_CV.clamp_min_(LOG_FLOOR))
+    teacher_log_CV, student_log_CV = lumped or (teacher_log_CV.clamp_min_(LOG_FLOOR), student_log_CV)
     *values_C, slope_CV = comparison.clip_terms(
         *comparison.formulas.log_terms(teacher_log_CV, student_log_CV, comparison.jsd_beta)
     )
@@ -101,8 +101,8 @@ def compare_chunk(
     total_C1 = slope_CV.sum(-1, keepdim=True)
     if top_CK is not None:
         # The slope of all other entries together goes to each by its part of their probability.
-        part_C1 = slope_CV[:, -1:] / student_log_CV[:, -1:].exp()
-        slope_CV = (student_CV * part_C1).scatter_(-1, top_CK, slope_CV[:, :-1])
+        part_CV = full_log_CV.sub_(student_log_CV[:, -1:]).exp_()
+        slope_CV = part_CV.mul_(slope_CV[:, -1:]).scatter_(-1, top_CK, slope_CV[:, :-1])
     grad_CV = slope_CV.sub_(student_CV.mul_(total_C1)).mul_(head.scale / temperature)
     return readings_C4, grad_CV if cap_CV is None else grad_CV.mul_(cap_CV)
 
@@ -168,7 +168,7 @@ def _lump_log(log_CV: Tensor, top_CK: Tensor) -> Tensor:
     The sum over the others avoids the cancellation of 1 − Σ, and the floor comes after it.
     """
     rest_log_C1 = log_CV.scatter(-1, top_CK, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([log_CV.gather(-1, top_CK), rest_log_C1], -1).clamp_min_(LOG_SMALLEST)
+    return torch.cat([log_CV.gather(-1, top_CK), rest_log_C1], -1).clamp_min_(LOG_FLOOR)
 
 
 def _product(grad_CV: Tensor, weight_VE: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from opasd.losses.divergence import DIVERGENCES
 from opasd.losses.token import OutputHead, token_loss
 from opasd.losses.token_chunked import TokenComparison, TokenRole
 from tests.losses.cases import OnGpu, relative_error
-from tests.losses.test_token import CLIPS, KINDS, cases, gradients, make_case
+from tests.losses.test_token import CLIPS, KINDS, cases, gap_case, gradients, make_case
 
 pytest.importorskip("triton")
 from opasd.losses.fused import token as kernels
@@ -149,6 +149,18 @@ def test_vocabulary_entries_of_probability_zero(kind, top_k):
         strict=True,
     ):
         torch.testing.assert_close(gradient.double(), wanted, atol=1e-5, rtol=1e-4)
+
+
+@interpreter
+@pytest.mark.parametrize("top_k", [None, 1])
+def test_a_student_that_is_sure_of_something_else_is_still_pulled(top_k):
+    case = gap_case(100.0, torch.float32, 16)
+    output = token_loss(*case, divergence="forward_kl", temperature=1.1, top_k=top_k, impl="fused")
+    assert output.loss.item() == pytest.approx(100 / 1.1, rel=1e-5)
+    (gradient,) = torch.autograd.grad(output.loss, case[0])
+    expected = torch.zeros(1, 16)
+    expected[0, :2] = torch.tensor([-1 / 1.1, 1 / 1.1])
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=0)
 
 
 @interpreter

@@ -8,7 +8,7 @@ import math
 import triton
 import triton.language as tl
 
-from opasd.losses.divergence import DIVERGENCES
+from opasd.losses.divergence import DIVERGENCES, LOG_FLOOR
 from opasd.losses.divergence import SMALLEST as SMALLEST_PROBABILITY
 
 # A kernel's language is not quite Python:
@@ -18,7 +18,7 @@ FORWARD_KL, REVERSE_KL, JSD = (
     tl.constexpr(DIVERGENCES[name].kernel_code) for name in ("forward_kl", "reverse_kl", "jsd")
 )
 SMALLEST = tl.constexpr(SMALLEST_PROBABILITY)
-FLOOR = tl.constexpr(math.log2(SMALLEST_PROBABILITY))
+FLOOR = tl.constexpr(LOG_FLOOR / math.log(2))
 NATS = tl.constexpr(math.log(2))
 
 

@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from opasd.losses.divergence import LOG_SMALLEST
+from opasd.losses.divergence import LOG_FLOOR
 from opasd.losses.fused.token_kernels import CLIPS, WIDTH, compare_rows, spread_rest, sum_rest
 from opasd.losses.inputs import OutputHead
 from opasd.losses.token_chunked import TokenComparison, TokenRole
@@ -124,4 +124,4 @@ def _compare_top(
 
 def _lump(top_CK: Tensor, rest_C: Tensor) -> Tensor:
     """Return log-probabilities [C, K + 1] of the chosen entries and of all others together, floored."""
-    return torch.cat([top_CK, rest_C[:, None] * LN_2], -1).log_softmax(-1).clamp_min_(LOG_SMALLEST)
+    return torch.cat([top_CK, rest_C[:, None] * LN_2], -1).log_softmax(-1).clamp_min_(LOG_FLOOR)
