@@ -20,6 +20,8 @@ from opasd.errors import ConfigError
 GROUP = "opasd.plugins"
 LOADED: set[str] = set()
 """Names of the plugins that were imported."""
+GRADERS: set[str] = set()
+"""Graders, as `module:function`, that whoever runs the command has named."""
 
 
 def load(names: object) -> None:
@@ -41,6 +43,18 @@ def missing(names: object) -> list[str]:
     """Return those of a configuration's plugins that are not loaded."""
     texts = names if isinstance(names, list | tuple) else ()
     return [name for name in texts if isinstance(name, str) and name not in LOADED]
+
+
+def name_grader(grader: object) -> None:
+    """Note that whoever runs the command has named this grader, so that a run's folder may name it too."""
+    if isinstance(grader, str):
+        GRADERS.add(grader)
+
+
+def unnamed_module(grader: object) -> list[str]:
+    """Return the module of a grader that neither a command nor a recipe has named."""
+    module, colon, _ = grader.partition(":") if isinstance(grader, str) else ("", "", "")
+    return [module] if colon and grader not in GRADERS and module not in LOADED else []
 
 
 def _import(name: str, title: str) -> None:

@@ -92,7 +92,7 @@ def test_a_runs_adapter_is_loaded_as_the_run_loaded_its_base(here, monkeypatch):
     run = RunFolder.create(config, "own").path.resolve()
     adapter(run / "final", "org/own")
     adapter(run / "other", "org/another")
-    expected = ModelConfig.model_validate(values)
+    expected = ModelConfig(name_or_path="org/own", revision="v2")  # a folder gives no trust
     assert resolve(["runs/own/final"])[0].model == expected
     assert resolve(["runs/own/other"])[0].model == ModelConfig(name_or_path="org/another")
     monkeypatch.chdir(run / "final")

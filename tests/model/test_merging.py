@@ -139,8 +139,10 @@ def run(tmp_path_factory):
         yield made
 
 
-def test_a_base_with_code_of_its_own_is_trusted_as_the_run_did(run, tmp_path):
-    merging.merge(run / "final", tmp_path / "merged")
+def test_a_base_with_code_of_its_own_needs_the_callers_trust(run, tmp_path):
+    with pytest.raises(ConfigError, match="needs code that comes with it; if you trust that code, add --model.trust"):
+        merging.merge(run / "final", tmp_path / "merged")
+    merging.merge(run / "final", tmp_path / "merged", trust_remote_code=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", trust_remote_code=True)
     assert type(merged).__name__ == "OwnModel"
     ids = torch.tensor([[4, 5, 6]])
@@ -159,13 +161,13 @@ def test_a_full_disk_is_told_and_leaves_nothing_in_the_way(run, tmp_path, where,
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(ConfigError, match="out could not be written: .*; free some space, and ") as caught:
-            merging.merge(run / "final", out)
+            merging.merge(run / "final", out, trust_remote_code=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert "\n" not in str(caught.value)
     assert "--resume" not in str(caught.value)
     assert not list(tmp_path.rglob("*/*"))
-    merging.merge(run / "final", out)
+    merging.merge(run / "final", out, trust_remote_code=True)
     assert (out / "model.safetensors").exists()
     assert (out / "tokenizer.json").exists()
     assert not list(out.glob(".*"))
@@ -190,7 +192,7 @@ def test_what_a_killed_merge_left_is_cleared_away(run, tmp_path, capsys):
     out = tmp_path / "out"
     (out / ".new-abc").mkdir(parents=True)
     (out / ".new-abc" / "model.safetensors").write_bytes(b"half")
-    assert main(["merge", str(run / "final"), str(out)]) == 0
+    assert main(["merge", str(run / "final"), str(out), "--trust-remote-code"]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     assert (out / "model.safetensors").stat().st_size > 4
     assert not list(out.glob(".*"))
@@ -202,7 +204,7 @@ def test_what_is_in_the_folder_stays(run, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
         with pytest.raises(ConfigError, match="could not be written"):
-            merging.merge(run / "final", tmp_path)
+            merging.merge(run / "final", tmp_path, trust_remote_code=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
@@ -211,7 +213,7 @@ def test_what_is_in_the_folder_stays(run, tmp_path):
 def test_a_folder_that_cannot_be_made(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write .*file/out"):
-        merging.merge(run / "final", tmp_path / "file" / "out")
+        merging.merge(run / "final", tmp_path / "file" / "out", trust_remote_code=True)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"base_model_name_or_path": 5, "peft_type": "LORA"}'])

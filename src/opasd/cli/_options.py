@@ -15,6 +15,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from opasd import plugins
 from opasd.choices import OneOf
 from opasd.config import RunConfig
+from opasd.errors import ConfigError
 from opasd.recipes import Recipe, laid_over, load_recipe
 from opasd.recipes.checking import as_section, to_config
 from opasd.recipes.fields import nested, take_flags
@@ -55,13 +56,26 @@ def parse(
     )
     recipe = load_recipe(options.source)
     below = recipe.config() if base is None else base
-    return options, recipe, to_config(laid_over(below.model_dump(), nested(settings[""])), "command line")
+    values = laid_over(below.model_dump(), nested(settings[""]))
+    check_trust(recipe.values, settings[""])
+    return options, recipe, to_config(values, "command line")
+
+
+def check_trust(values: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse a file that trusts a model's code: whoever runs the command does, by a flag."""
+    model = values.get("model")
+    if isinstance(model, Mapping) and model.get("trust_remote_code") and "model.trust_remote_code" not in settings:
+        raise ConfigError(
+            "model.trust_remote_code: a file cannot give trust; add --model.trust-remote-code true if you trust the "
+            "code that comes with the model, or false"
+        )
 
 
 def load_plugins(settings: Mapping[str, Any]) -> None:
     """Load installed plugins, and those that the flags name, before a configuration may need them."""
     plugins.load_installed()
     plugins.load(settings.get("plugins"))
+    plugins.name_grader(settings.get("grader"))
 
 
 @_REGISTRY.struct_rule

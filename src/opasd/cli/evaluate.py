@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         help="The model that `base` means. Unset: the one that the adapters were trained on.",
     )
     parser.add_argument("--revision", help="Commit of --model on the hub.")
+    parser.add_argument("--trust-remote-code", action="store_true", help="Run the code that comes with the models.")
     parser.add_argument("--dtype", choices=get_args(Precision), help="Number format of the weights.")
     parser.add_argument(
         "--template-option", metavar="K=V", action="append", default=[],
@@ -147,9 +148,9 @@ def _targets(options: argparse.Namespace) -> "list[Target]":
     settings = {"name_or_path": options.model, "revision": options.revision, "dtype": options.dtype}
     model = ModelConfig.model_validate({name: value for name, value in settings.items() if value})
     targets = resolve(options.targets, model if options.model else None)
-    if options.dtype is None:
-        return targets
-    return [replace(target, model=target.model.model_copy(update={"dtype": options.dtype})) for target in targets]
+    update = {"dtype": options.dtype} if options.dtype else {}
+    update |= {"trust_remote_code": options.trust_remote_code}
+    return [replace(target, model=target.model.model_copy(update=update)) for target in targets]
 
 
 def _list(*, as_json: bool) -> int:

@@ -12,6 +12,7 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="opasd merge", description=__doc__)
     parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="folder of a run or an adapter")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; must be new or empty")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the base model")
     options = parser.parse_args(args)
     if not options.adapter.is_dir():
         raise ConfigError(f"no folder {options.adapter}; give a run's or an adapter's folder, such as runs/NAME/final")
@@ -24,6 +25,6 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
     from opasd.model.merging import merge
 
-    merge(adapter, options.out)
+    merge(adapter, options.out, trust_remote_code=options.trust_remote_code)
     sys.stdout.write(f"{options.out}\n")
     return 0

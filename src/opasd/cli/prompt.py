@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opasd.cli._options import ConfigOptions, parse
@@ -51,8 +50,8 @@ class Part:
 
 def run(args: list[str]) -> int:
     """The command."""
-    if args and (Path(args[0]).expanduser() / "config.yaml").is_file():
-        args = [str(Path(args[0]).expanduser() / "config.yaml"), *args[1:]]
+    if args and os.path.isfile(config_file := os.path.join(os.path.expanduser(args[0]), "config.yaml")):
+        args = [config_file, *args[1:]]
     options, _, config = parse(PromptOptions, args, prog="opasd prompt", about=__doc__ or "")
     if options.problem < 1:
         raise ConfigError(f"--problem: got {options.problem}; problems are counted from 1")

@@ -14,7 +14,7 @@ from typing import Any
 from opasd.config import ModelConfig
 from opasd.errors import ConfigError
 from opasd.lab import LAB
-from opasd.recipes.checking import checked
+from opasd.recipes.checking import checked, without_trust
 from opasd.recipes.reading import read_yaml
 from opasd.run.folder import base_of
 
@@ -99,7 +99,7 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
 
 def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
     if (path / "config.yaml").is_file():
-        section = read_yaml(path / "config.yaml").get("model", {})
+        section = without_trust(read_yaml(path / "config.yaml")).get("model", {})
         config = checked(ModelConfig, section, str(path / "config.yaml"), "model.")
         return _trained(name, path, _newest(path), config, model)
     if (path / "final").is_dir() and not (path / "config.json").exists():

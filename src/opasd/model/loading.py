@@ -105,6 +105,11 @@ def loading_errors(what: str, config: ModelConfig) -> Iterator[None]:
     except OpasdError:
         raise
     except Exception as error:  # transformers, tokenizers, torch and a model's own code raise anything on broken files
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"the {what} {config.name_or_path!r} needs code that comes with it; if you trust that code, add "
+                "--model.trust-remote-code true (train, probe, prompt) or --trust-remote-code (evaluate, merge, attend)"
+            ) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(
             f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "

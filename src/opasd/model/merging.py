@@ -15,14 +15,15 @@ from opasd.model.unwrap import unwrap
 from opasd.run.folder import base_of
 
 
-def merge(adapter: Path, output: Path) -> None:
+def merge(adapter: Path, output: Path, *, trust_remote_code: bool = False) -> None:
     """Write the whole model that `adapter` and its base make together."""
     if not (adapter / "adapter_config.json").exists():
         raise ConfigError(f"{adapter} is no adapter: it has no adapter_config.json; give a run's `final` folder")
     config = base_of(adapter)
     if config is None:
         raise ConfigError(f"{adapter}/adapter_config.json does not name the base model; add base_model_name_or_path")
-    trust = {"trust_remote_code": config.trust_remote_code}
+    trust = {"trust_remote_code": trust_remote_code}
+    config = config.model_copy(update=trust)
     with loading_errors("adapter", ModelConfig(name_or_path=str(adapter))):
         has_tokenizer = (adapter / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(str(adapter), **trust) if has_tokenizer else load_tokenizer(config)

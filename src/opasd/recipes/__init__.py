@@ -9,6 +9,7 @@ untrained). A recipe inherits the last two.
     config = load_recipe("opasd-qwen3-1.7b").config()
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,8 @@ GROUPS = {
 """The folders of packaged recipes, and what is in them."""
 YAML_ENDINGS = (".yaml", ".yml")
 _MAX_PARENTS = 16
+_OF_RUN = re.compile(r"config(-\d+)?\.yaml")
+"""The names under which a run's folder holds its configurations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,12 @@ class Recipe:
     """The recipe that it extends, the one that this extends, and so on."""
     group: str = ""
     """The folder of a packaged recipe."""
+    of_run: bool = False
+    """Whether it is, or extends, the configuration in a run's folder, which may be someone else's."""
 
     def config(self) -> RunConfig:
         """Return the checked configuration."""
-        return to_config(self.values, self.where)
+        return to_config(self.values, self.where, of_run=self.of_run)
 
 
 DEFAULTS = Recipe("default", "the defaults", "", {}, "The defaults of every field.")
@@ -103,12 +108,14 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
     if not isinstance(only, bool | None):
         raise ConfigError(f"{path}: evaluate_only: got {only!r:.60}; give true or false")
     parents: tuple[str, ...] = ()
+    of_run = _OF_RUN.fullmatch(path.name) is not None
     if extends:
         with error_prefix(f"{path}: extends"):
             parent_path = _find(extends, path.parent)
         parent = _load(parent_path, (*children, path.resolve()))
         values = laid_over(parent.values, values)
         parents = (parent.name, *parent.parents)
+        of_run = of_run or parent.of_run
         only = parent.evaluate_only if only is None else only
         if parent.evaluate is not None:
             evaluate = merged(parent.evaluate, evaluate or {})
@@ -116,7 +123,7 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
         to_evaluate(evaluate, str(path))
     group = path.parent.name if _packaged().get(path.stem) == path else ""
     return Recipe(
-        path.stem, str(path), text, values, description.strip(), expects, evaluate, bool(only), parents, group
+        path.stem, str(path), text, values, description.strip(), expects, evaluate, bool(only), parents, group, of_run
     )
 
 

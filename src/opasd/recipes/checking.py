@@ -17,17 +17,26 @@ AnySection = TypeVar("AnySection", bound=Section)
 def to_config(values: Mapping[str, Any], where: str, *, of_run: bool = False) -> RunConfig:
     """Return the checked configuration; `where` names its origin in the message.
 
-    Its plugins are loaded, unless it is the configuration `of_run`: a run's folder may be someone else's.
+    Its plugins are loaded, unless it is the configuration `of_run`: a run's folder may be someone else's. Such a folder
+    imports no module and trusts no model's code; whoever runs the command does, by a flag.
     """
     names = values.get("plugins")
     if not of_run:
         plugins.load(names)
-    elif missing := plugins.missing(names):
+        plugins.name_grader(values.get("grader"))
+        return checked(RunConfig, values, where)
+    if missing := [*plugins.missing(names), *plugins.unnamed_module(values.get("grader"))]:
         raise ConfigError(
             f"{where} needs the plugins {', '.join(missing)}, and a run's folder loads none; add --plugins "
             f"{' '.join(missing)} if you trust them"
         )
-    return checked(RunConfig, values, where)
+    return checked(RunConfig, without_trust(values), where)
+
+
+def without_trust(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a run's folder without its trust in the model's code."""
+    model = values.get("model")
+    return {**values, "model": {**model, "trust_remote_code": False}} if isinstance(model, dict) else values
 
 
 def checked(section: type[AnySection], values: Mapping[str, Any], where: str, prefix: str = "") -> AnySection:

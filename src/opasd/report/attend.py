@@ -1,10 +1,12 @@
 """`opasd attend`: load a run or a model, take a trajectory, and write its record and its page."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
@@ -63,10 +65,11 @@ def attend(
     seed: int = 0,
     max_new_tokens: int | None = None,
     out: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Write the page, and a run's records beside it, and return the page's path."""
     text = _read_completion(completion)
-    subject = load(source)
+    subject = load(source, trust_remote_code=trust_remote_code)
     name = "-".join(map(str, numbers[:6]))
     in_run = subject.folder and subject.folder / "attention" / f"problem-{name}.html"
     target = out or in_run or Path(f"attention-{slug(subject.name)}-{name}.html")
@@ -108,14 +111,17 @@ def attend(
     return target
 
 
-def load(source: str) -> Subject:
+def load(source: str, *, trust_remote_code: bool = False) -> Subject:
     """Load a run by its folder or a model by its folder or name."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
+    trust = {"trust_remote_code": trust_remote_code}
     if (path / "config.yaml").is_file():
-        return _load_run(RunFolder.open(path))
+        run = RunFolder.open(path)
+        config = run.config.model_copy(update={"model": run.config.model.model_copy(update=trust)})
+        return _load_run(RunFolder(path, config))
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"{source} is neither a run (no config.yaml) nor a model (no config.json); give one of them")
-    config = load_recipe(LAB).config() if source == LAB else RunConfig(model=ModelConfig(name_or_path=source))
+    config = load_recipe(LAB).config() if source == LAB else RunConfig(model=ModelConfig(name_or_path=source, **trust))
     model = _ready(load_model(config.model))
     return Subject(source if source == LAB else path.name, config, None, load_tokenizer(config.model), model, None)
 
@@ -131,8 +137,9 @@ def _load_run(run: RunFolder) -> Subject:
         return Subject(name, config, run.path, tokenizer, _ready(base), after)
     try:
         adapted = _ready(PeftModel.from_pretrained(base, str(trained)))
-    except SafetensorError as error:
-        raise ConfigError(f"the adapter in {trained} is damaged ({error}); give a whole one") from error
+    except (SafetensorError, UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"the adapter in {trained} is damaged ({reason}); give a whole one") from error
     assert isinstance(adapted, PeftModel)
     return Subject(name, config, run.path, tokenizer, adapted, adapted, adapted.disable_adapter)
 

@@ -134,16 +134,23 @@ class RunFolder:
 
 
 def base_of(adapter: Path) -> ModelConfig | None:
-    """Return the base model that an adapter names, with the loading settings of the run that made the adapter."""
+    """Return the base model that an adapter names, with the revision of the run that made the adapter.
+
+    Refuse a description that names a module to import.
+    """
     described = adapter / "adapter_config.json"
     try:
         values = json.loads(described.read_text(encoding="utf-8"))
+        if values.get("megatron_config"):
+            raise ConfigError(f"{described}: megatron_config names a Python module to import; give a plain adapter")
         if not (base := values.get("base_model_name_or_path")):
             return None
         if Path(base).parts[-3:] == _LAB_FOLDER:
             base = LAB  # the adapter names the folder, but its path differs between machines
         model = ModelConfig(name_or_path=base, revision=values.get("revision") or None)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except ConfigError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{described} cannot be read ({str(error).splitlines()[0]}); give a whole adapter") from error
     try:
         run = RunFolder.open(adapter.absolute().parent).config.model
@@ -151,8 +158,7 @@ def base_of(adapter: Path) -> ModelConfig | None:
         return model
     if run.name_or_path != base:
         return model
-    loading = {"revision": model.revision or run.revision, "trust_remote_code": run.trust_remote_code}
-    return model.model_copy(update=loading)
+    return model.model_copy(update={"revision": model.revision or run.revision})
 
 
 def run_name(recipe: str, now: time.struct_time | None = None) -> str:

@@ -23,6 +23,8 @@ from opasd.sweep.spec import EVALUATION, OWN_FIELDS, SweepRun
 
 Stage = Literal["train", "evaluate"]
 MISTAKE, STOPPED = 2, 75
+TRUST = "model.trust_remote_code"
+"""A run's folder never says it."""
 
 
 class Job:
@@ -75,13 +77,22 @@ class Job:
         run, path = self.run, str(self.path)
         if stage == "evaluate":
             target = run.base_target() if run.evaluate_only else [path]
+            target += ["--trust-remote-code"] if run.config.model.trust_remote_code else []
             flags = run.evaluate.flags() if run.evaluate else []
             options = run.config.prompts.template_options.items()
             flags += [f"--template-option={template_option(name, value)}" for name, value in options]
             return ["evaluate", *target, *flags, "--output", str(self.evaluation)]
         source = [run.recipe, *to_flags(run.settings), "--name", run.name, "--output-dir", str(self.folder)]
         launch = ["--num-processes", str(self.processes)] if self.processes > 1 else []
-        return ["train", *(["--resume", path] if resume else source), *launch]
+        return ["train", *(["--resume", path, *self._named_code()] if resume else source), *launch]
+
+    def _named_code(self) -> list[str]:
+        """Return the flags that a run's own folder cannot give: the code that the sweep's file names."""
+        config = self.run.config
+        grader = {"grader": config.grader} if ":" in config.grader else {}
+        plugins = {"plugins": config.plugins} if config.plugins else {}
+        trust = {TRUST: True} if config.model.trust_remote_code else {}
+        return to_flags(grader | plugins | trust)
 
     def busy(self) -> bool:
         """Return whether another process works on it, such as one that outlives a killed sweep for a moment."""
@@ -174,7 +185,7 @@ class Job:
 
 def differing_settings(first: RunConfig, second: RunConfig) -> list[str]:
     """Return the names of the fields in which two runs differ, apart from where they lie."""
-    return [name for name in differing_fields(first, second) if name not in OWN_FIELDS]
+    return [name for name in differing_fields(first, second) if name not in (*OWN_FIELDS, TRUST)]
 
 
 def _other_settings(path: Path, changed: list[str]) -> ConfigError:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -61,8 +62,9 @@ class SwappingEngine(AdapterEngine):
                 else:
                     self._model = PeftModel.from_pretrained(self._model, str(path), adapter_name=_ADAPTER)
             _check_weights(self._model, path)
-        except SafetensorError as error:
-            raise ConfigError(f"the adapter in {path} is damaged ({error}); give a whole one") from error
+        except (SafetensorError, UnpicklingError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"the adapter in {path} is damaged ({reason}); give a whole one") from error
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
