@@ -24,14 +24,16 @@ class Formats:
         wording = self._config
         self._student = Wording.parse("prompts.student", wording.student, once={"question", "instruction"})
         self._teacher = Wording.parse("prompts.teacher", wording.teacher, once={"question", "reference", "instruction"})
-        self._reference = Wording.parse("prompts.reference", wording.reference, once={"solution"})
+        self._shown, *others = sorted(wording.reference_fields())
+        assert not others, "a reference of this model shows one field"
+        self._reference = Wording.parse("prompts.reference", wording.reference, once={self._shown})
         self._frames: dict[tuple[bool, str], tuple[str, str]] = {}
 
     def prompt(self, kind: Kind, question: str, reference: str = "", system: str = "") -> str:
         """The context in which a response of the kind is written."""
         fields = {"question": question, "instruction": self._config.instruction}
         if kind == "privileged":
-            fields["reference"] = self._reference.fill({"solution": reference}).text
+            fields["reference"] = self._reference.fill({self._shown: reference}).text
         before, after = self._frame(kind != "student", system)
         return before + (self._teacher if kind == "privileged" else self._student).fill(fields).text + after
 

@@ -73,7 +73,20 @@ def sample(
     sampling: Sampling,
 ) -> list[Response]:
     """One response to each problem, in order."""
-    formats, responses = Formats(tokenizer), []
+    formats = Formats(tokenizer)
+    prompts = [formats.prompt(kind, puzzle.question, puzzle.solution) for puzzle in puzzles]
+    return respond(model, tokenizer, prompts, [puzzle.answer for puzzle in puzzles], sampling)
+
+
+def respond(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    sampling: Sampling,
+) -> list[Response]:
+    """One response to each context, in order."""
+    responses: list[Response] = []
     generate: Any = model.generate  # typed through a protocol that the base class does not name
     torch.manual_seed(sampling.seed)
     knobs: dict[str, Any] = {"do_sample": False}
@@ -85,10 +98,9 @@ def sample(
             "top_k": sampling.top_k,
         }
     end = token_id(tokenizer, END_OF_TURN)
-    for start in range(0, len(puzzles), sampling.batch):
-        batch = puzzles[start : start + sampling.batch]
-        prompts = [formats.prompt(kind, puzzle.question, puzzle.solution) for puzzle in batch]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    for start in range(0, len(prompts), sampling.batch):
+        batch = list(prompts[start : start + sampling.batch])
+        inputs = tokenizer(batch, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
         with torch.no_grad():
             output = generate(
                 input_ids=inputs["input_ids"].to(model.device),
@@ -96,11 +108,12 @@ def sample(
                 max_new_tokens=sampling.max_tokens,
                 **knobs,
             )
-        for puzzle, row in zip(batch, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+        rows = output[:, inputs["input_ids"].shape[1] :].tolist()
+        for answer, row in zip(answers[start : start + sampling.batch], rows, strict=True):
             ended = end in row
             ids = row[: row.index(end)] if ended else row
             text = str(tokenizer.decode(ids))
-            responses.append(Response(text, len(ids) + ended, ended, ended and is_right(text, puzzle.answer)))
+            responses.append(Response(text, len(ids) + ended, ended, ended and is_right(text, answer)))
     return responses
 
 

@@ -38,6 +38,7 @@ _PIECES = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4},
     "base": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6},
+    "lookup": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8},
 }
 
 
@@ -66,8 +67,8 @@ def make_config(tokenizer: "PreTrainedTokenizerFast", size: str) -> "Qwen3Config
     )
 
 
-def make_tokenizer(wordings: list[str]) -> "PreTrainedTokenizerFast":
-    """The tokenizer, from the task's texts and the wordings around them."""
+def make_tokenizer(wordings: list[str], corpus: list[str] | None = None) -> "PreTrainedTokenizerFast":
+    """The tokenizer, from a task's texts (those of `lab` by default) and the wordings around them."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
@@ -84,7 +85,7 @@ def make_tokenizer(wordings: list[str]) -> "PreTrainedTokenizerFast":
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(_corpus() + wordings, trainer)
+    tokenizer.train_from_iterator((_corpus() if corpus is None else corpus) + wordings, trainer)
     special = (END_OF_TEXT, TURN, END_OF_TURN)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in (THINK, END_OF_THINK)])

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from opasd.data.made.counts import make_puzzles
-from scripts.lab.demos import Kind, Rates, make_demo
+from scripts.lab.demos import Kind, Rates, Segment, make_demo
 from scripts.lab.formats import Formats, wordings
 from scripts.lab.measure import measure
 from scripts.lab.model import END_OF_TEXT, END_OF_TURN, SIZES, SYSTEM_PROMPTS, make_config, make_tokenizer, token_id
@@ -72,11 +72,18 @@ class Examples:
     lengths: Tensor
 
 
-def make_examples(tokenizer: "PreTrainedTokenizerFast", settings: Settings, rates: Rates, workers: int) -> Examples:
+def make_examples(
+    tokenizer: "PreTrainedTokenizerFast",
+    settings: Settings,
+    rates: Any,
+    workers: int,
+    demonstrations: "Demonstrations | None" = None,
+) -> Examples:
     """The data of a run, in an order that does not depend on the number of workers."""
     size = 5000
+    demonstrations = demonstrations or count_demonstrations
     jobs = [
-        (tokenizer, settings.seed * 1_000_003 + number, min(size, settings.examples - start), rates)
+        (demonstrations, tokenizer, settings.seed * 1_000_003 + number, min(size, settings.examples - start), rates)
         for number, start in enumerate(range(0, settings.examples, size))
     ]
     if workers > 1:
@@ -100,18 +107,30 @@ def make_examples(tokenizer: "PreTrainedTokenizerFast", settings: Settings, rate
     return Examples(ids, learned, lengths)
 
 
-def _encode_part(
-    job: tuple["PreTrainedTokenizerFast", int, int, Rates],
-) -> tuple["array[int]", "array[int]", list[int]]:
-    """Some demonstrations as ids, whether each is learned, and the lengths."""
-    tokenizer, seed, count, rates = job
-    backend, formats, rng = tokenizer.backend_tokenizer, Formats(tokenizer), random.Random(f"opasd-lab-demos:{seed}")
-    ids, learned, lengths = array("h"), array("b"), []
+Demonstrations = Callable[["PreTrainedTokenizerFast", int, int, Any], Iterator[list[Segment]]]
+"""Gives so many demonstrations of a seed, with rates of mistakes: a context and the pieces of its response."""
+
+
+def count_demonstrations(
+    tokenizer: "PreTrainedTokenizerFast", seed: int, count: int, rates: Rates
+) -> Iterator[list[Segment]]:
+    """Demonstrations of the task `lab`."""
+    formats, rng = Formats(tokenizer), random.Random(f"opasd-lab-demos:{seed}")
     for puzzle in make_puzzles("pretrain", count, seed):
         kind = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
         demo = make_demo(puzzle, kind, rates, rng)
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < SYSTEM_SHARE else ""
-        segments = [(formats.prompt(kind, demo.question, demo.reference, system), False), *demo.segments]
+        yield [(formats.prompt(kind, demo.question, demo.reference, system), False), *demo.segments]
+
+
+def _encode_part(
+    job: tuple[Demonstrations, "PreTrainedTokenizerFast", int, int, Any],
+) -> tuple["array[int]", "array[int]", list[int]]:
+    """Some demonstrations as ids, whether each is learned, and the lengths."""
+    demonstrations, tokenizer, seed, count, rates = job
+    backend = tokenizer.backend_tokenizer
+    ids, learned, lengths = array("h"), array("b"), []
+    for segments in demonstrations(tokenizer, seed, count, rates):
         length = 0
         for text, is_learned in (*segments, (END_OF_TURN, True)):
             tokens = backend.encode(text, add_special_tokens=False).ids

@@ -23,7 +23,7 @@ class DataError(OpasdError, ValueError):
 
 
 BadPrompt = Literal[
-    "student_too_long", "teacher_too_long", "solution_too_long", "no_answer", "imitation", "template", "text"
+    "student_too_long", "teacher_too_long", "solution_too_long", "missing", "imitation", "template", "text"
 ]
 
 

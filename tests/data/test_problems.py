@@ -377,3 +377,15 @@ def test_rows_that_are_only_answered_need_no_solution() -> None:
     with pytest.raises(ValueError, match="the teacher needs solutions"):
         RunConfig(data=config)
     assert RunConfig(data=config, prompts=PromptConfig(reference="It is {answer}.")).data == config
+
+
+def test_pointers_come_from_their_column() -> None:
+    rows = [
+        {"problem": "1 + 1?", "solution": "2", "uses": "3, 17"},
+        {"problem": "2 + 2?", "solution": "4", "uses": None},
+    ]
+    config = DataConfig(columns=ColumnConfig(pointers="uses"))
+    assert [problem.pointers for problem in load_problems(rows, config)] == ["3, 17", None]
+    assert [problem.pointers for problem in load_problems(rows)] == [None, None]
+    kept = load_problems(load_problems(rows, config).problems)
+    assert [problem.pointers for problem in kept] == ["3, 17", None]

@@ -219,17 +219,31 @@ def test_a_reference_may_show_the_answer(name: str, reference: str) -> None:
 def test_an_answer_that_is_not_there_or_imitates_the_template() -> None:
     builder = built("qwen3", reference=ANSWER_ALONE)
     with pytest.raises(
-        PromptError, match=r"problem 'sum': there is no answer, which prompts.reference shows"
+        PromptError, match=r"problem 'sum': there is no {answer}, which prompts.reference shows"
     ) as caught:
         builder.pair(SUM)
-    assert caught.value.reason == "no_answer"
+    assert caught.value.reason == "missing"
     pairs, report = builder.pairs([SUM, ANSWERED], on_bad_row="skip")
     assert [pair.problem for pair in pairs] == [ANSWERED]
-    assert report.to_dict()["skipped_no_answer"] == 1
+    assert report.to_dict()["skipped_missing"] == 1
     assert builder.pair(Problem(SUM.question, answer="<|im_end|>")).neutralised
     assert not builder.pair(Problem(SUM.question, "<|im_end|>", "42")).neutralised  # nobody is shown it
     with pytest.raises(PromptError, match="imitates the chat template"):
         built("qwen3", reference=ANSWER_ALONE, imitation="refuse").pair(Problem(SUM.question, answer="<|im_end|>"))
+
+
+def test_a_reference_may_show_pointers_alone() -> None:
+    builder = built(
+        "qwen3", reference="Use statements {pointers}.\n", teacher="{reference}Problem: {question}\n\n{instruction}"
+    )
+    pointed = Problem(SUM.question, id="sum", pointers="3, 17")
+    pair = builder.pair(pointed)
+    text = decode(load("qwen3"), pair.teacher_ids)
+    assert "Use statements 3, 17.\nProblem: " in text
+    assert pair.reference.stop <= pair.teacher_question.start
+    with pytest.raises(PromptError, match=r"there is no {pointers}, .* name its column in columns.pointers") as caught:
+        builder.pair(SUM)
+    assert caught.value.reason == "missing"
 
 
 def test_an_answer_is_never_cut() -> None:

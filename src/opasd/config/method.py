@@ -9,6 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from opasd.choices import ENGINES, CutPolicy, Engine, Imitation, LayoutChoice, Precision, StopOrSkip, TeacherUpdate
 from opasd.config.objective import ObjectiveConfig, Section
 
+REFERENCE_FIELDS = frozenset({"solution", "answer", "pointers"})
+"""What `prompts.reference` may show of a problem."""
+
 
 class PromptConfig(Section):
     """The wording of the two roles. A context is the model's own chat template around one user message."""
@@ -24,7 +27,7 @@ class PromptConfig(Section):
         "Then work the problem out again by reasoning of your own, up to the same final answer.\n"
     )
     """The block that only the teacher sees: markers, {solution} and the transition to its own reasoning. Fields:
-    {solution}, {answer} or both."""
+    {solution}, {answer}, {pointers} or several of them."""
     instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
     """The instruction at the end of both messages. Braces in it are plain text."""
     system: str | None = None
@@ -45,12 +48,12 @@ class PromptConfig(Section):
     """Chat template control tokens inside a problem or solution: make them plain text, or refuse the row."""
 
     def reference_fields(self) -> frozenset[str]:
-        """Return which of {solution} and {answer} the reference shows; {solution} if it is no valid format string."""
+        """Return which of its fields the reference shows; {solution} if it has none or is no valid format string."""
         try:
             fields = {name for _, name, _, _ in string.Formatter().parse(self.reference)}
         except ValueError:
             fields = set()
-        return frozenset({"solution", "answer"} & fields) or frozenset({"solution"})
+        return frozenset(REFERENCE_FIELDS & fields) or frozenset({"solution"})
 
 
 class SamplingConfig(Section):

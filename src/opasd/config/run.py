@@ -37,6 +37,8 @@ class ColumnConfig(Section):
     `Answer`, if there is one."""
     answer_pattern: AnswerPattern = None
     """Regular expression whose first group extracts the answer. A text that does not match is the answer itself."""
+    pointers: str | None = None
+    """Column with what points at the needed parts of the problem, for {pointers} in `prompts.reference`."""
 
 
 class DataConfig(Section):
@@ -44,7 +46,7 @@ class DataConfig(Section):
 
     source: str = "siyanzhao/Openthoughts_math_30k_opsd"
     """A data set on the Hugging Face hub, a local folder of the same form, a jsonl, json, parquet or csv file, or a
-    task of this package: `lab` or `arithmetic`."""
+    task of this package: `lab`, `lookup` or `arithmetic`."""
     revision: str | None = None
     """Commit, tag or branch of a hub data set. Unset: the newest commit; the run records its hash."""
     subset: str | None = None

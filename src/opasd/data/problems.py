@@ -42,6 +42,8 @@ class Problem:
     solution: str = ""
     answer: str | None = None
     id: str = ""
+    pointers: str | None = None
+    """What points at the needed parts of the question without saying what they hold, such as "3, 17, 9"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,9 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
     columns, own_id = config.columns, ""
     if isinstance(row, Problem):
         shown = columns.solution is not None or str(row.solution or "").strip()
-        columns = ColumnConfig(question="question", solution="solution" if shown else None, answer="answer")
+        columns = ColumnConfig(
+            question="question", solution="solution" if shown else None, answer="answer", pointers="pointers"
+        )
         own_id, row = row.id, dataclasses.asdict(row)
     if not isinstance(row, Mapping):
         raise RowError(None, f"is {_describe(row)}, not an object with columns")
@@ -157,7 +161,8 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
     if len(solution) > config.solution_limit:
         excess = f"has {len(solution)} characters, more than data.solution_limit {config.solution_limit}"
         raise RowError(columns.solution, excess)
-    return Problem(question, solution, _answer(row, columns), own_id or default_id)
+    pointers = None if columns.pointers is None else _as_text(row, columns.pointers)
+    return Problem(question, solution, _answer(row, columns), own_id or default_id, pointers)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
@@ -172,12 +177,17 @@ def _text(row: Mapping[str, Any], column: str) -> str:
 def _answer(row: Mapping[str, Any], columns: ColumnConfig) -> str | None:
     """Return the answer as text, None if it is null or blank; a number becomes what Python prints for it."""
     column = columns.answer or next((name for name in ANSWER_COLUMNS if name in row), None)
-    value = None if column is None else _cell(row, column)
-    if column is None or value is None:
+    return None if column is None else _as_text(row, column, columns.answer_pattern)
+
+
+def _as_text(row: Mapping[str, Any], column: str, pattern: str | None = None) -> str | None:
+    """Return a cell as text, or what the pattern's first group finds in it; None if it is null or blank."""
+    value = _cell(row, column)
+    if value is None:
         return None
     if isinstance(value, str):
         text = _readable(value, column)
-        if columns.answer_pattern and (match := re.search(columns.answer_pattern, text)):
+        if pattern and (match := re.search(pattern, text)):
             text = match[1] or ""
         return text if text.strip() else None
     if not _is_number(value):

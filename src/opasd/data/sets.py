@@ -55,8 +55,9 @@ def load_set(config: DataConfig, purpose: Split) -> RunSet:
 
 
 def digest(problems: Iterable[Problem]) -> str:
-    """Return a hash of all questions, solutions and answers."""
+    """Return a hash of all questions, solutions, answers and pointers."""
     total = hashlib.sha256()
     for problem in problems:
-        total.update(json.dumps([problem.question, problem.solution, problem.answer]).encode())
+        texts = [problem.question, problem.solution, problem.answer]
+        total.update(json.dumps(texts if problem.pointers is None else [*texts, problem.pointers]).encode())
     return total.hexdigest()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, overload
 
 from opasd.choices import CutPolicy, Role, StopOrSkip
 from opasd.config import PromptConfig
+from opasd.config.method import REFERENCE_FIELDS
 from opasd.data.problems import Problem
 from opasd.errors import AlignmentError, ConfigError, PromptError
 from opasd.prompts.chat import THINK_TAGS, Chat, Encoded, Request
@@ -224,18 +225,20 @@ class PromptBuilder:
     def _reference_texts(self, problem: Problem) -> dict[str, str]:
         """Return the texts that the reference shows, by field."""
         fields = self.config.reference_fields()
-        if "answer" in fields and problem.answer is None:
-            raise PromptError(
-                "there is no answer, which prompts.reference shows; name the answers' column in columns.answer of "
-                "these data, or skip the row",
-                "no_answer",
-            )
-        texts = {"solution": problem.solution, "answer": problem.answer or ""}
+        texts = {"solution": problem.solution, "answer": problem.answer, "pointers": problem.pointers}
+        for name in sorted(fields):
+            if texts[name] is None:
+                raise PromptError(
+                    f"there is no {{{name}}}, which prompts.reference shows; name its column in columns.{name} of "
+                    "these data, or skip the row",
+                    "missing",
+                )
         # A reference that began with white space would share a token with the question's line break, which the student
         # does not have.
+        shown = {name: texts[name] or "" for name in fields}
         return {
-            name: texts[name].lstrip() if self.config.reference.startswith(f"{{{name}}}") else texts[name]
-            for name in fields
+            name: text.lstrip() if self.config.reference.startswith(f"{{{name}}}") else text
+            for name, text in shown.items()
         }
 
     def _check_own_text(self) -> None:
@@ -275,7 +278,7 @@ class PromptBuilder:
             encoded = contexts.get((message.text, thinking)) or self._chat.encode(message.text, thinking=thinking)
         except PromptError as error:
             raise PromptError(f"{role}'s context: {error}", error.reason) from error
-        for name in ("question", "solution", "answer"):
+        for name in ("question", *sorted(REFERENCE_FIELDS)):
             # A normaliser, or text that joins with its neighbours, can still make a control token.
             if name in message.spans and (
                 control := self._chat.find_control_token(encoded, encoded.span(message.spans[name]))

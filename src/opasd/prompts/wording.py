@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from opasd.config import PromptConfig
+from opasd.config.method import REFERENCE_FIELDS
 from opasd.errors import ConfigError
 
 Span = tuple[int, int]
@@ -79,5 +80,5 @@ class Wordings(NamedTuple):
         return cls(
             Wording.parse("prompts.student", config.student, once={"question"}, optional={"instruction"}),
             Wording.parse("prompts.teacher", config.teacher, once={"question", "reference"}, optional={"instruction"}),
-            Wording.parse("prompts.reference", config.reference, once=shown, optional={"solution", "answer"} - shown),
+            Wording.parse("prompts.reference", config.reference, once=shown, optional=REFERENCE_FIELDS - shown),
         )

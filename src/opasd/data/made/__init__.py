@@ -1,14 +1,15 @@
-"""The tasks of this package, made by code: the data sources `lab` (counts) and `arithmetic`."""
+"""The tasks of this package, made by code: the data sources `lab` (counts), `lookup` and `arithmetic`."""
 
 from typing import get_args
 
 from opasd.config import DataConfig
-from opasd.data.made import arithmetic, counts
+from opasd.data.made import arithmetic, counts, lookup
 from opasd.data.made.arithmetic import Split
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 
-TASKS = ("lab", "arithmetic")
+TASKS = ("lab", "lookup", "arithmetic")
+_SEEDED = {"lab": counts, "lookup": lookup}
 
 
 def task_split(config: DataConfig, purpose: Split) -> Split:
@@ -16,7 +17,7 @@ def task_split(config: DataConfig, purpose: Split) -> Split:
 
     Refuse a section that sets columns, rows or another field that tasks made by code do not have.
     """
-    known = {"source", "split", "sample", "on_bad_row"} | ({"seed"} if config.source == "lab" else set())
+    known = {"source", "split", "sample", "on_bad_row"} | ({"seed"} if config.source in _SEEDED else set())
     default = DataConfig().model_dump()
     if unknown := sorted(name for name, value in config.model_dump(exclude=known).items() if value != default[name]):
         raise ConfigError(
@@ -29,13 +30,15 @@ def task_split(config: DataConfig, purpose: Split) -> Split:
 
 
 def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> list[Problem]:
-    """Return `count` problems of a split (default: all, or 4,096 of `lab`); `arithmetic` ignores the seed."""
+    """Return `count` problems of a split; the default is 4,096, and all of `arithmetic`, which has no seed."""
     number = count_problems(source, split, count)
-    return counts.make_problems(split, number, seed) if source == "lab" else arithmetic.make_problems(split, number)
+    if source in _SEEDED:
+        return _SEEDED[source].make_problems(split, number, seed)
+    return arithmetic.make_problems(split, number)
 
 
 def count_problems(source: str, split: Split, count: int | None) -> int:
     """Return the number of problems that `make_problems` makes."""
-    if source == "lab":
-        return count or counts.DEFAULT_PROBLEMS
+    if source in _SEEDED:
+        return count or _SEEDED[source].DEFAULT_PROBLEMS
     return min(count or arithmetic.SIZES[split], arithmetic.SIZES[split])

@@ -1,0 +1,250 @@
+"""Pretrain a model on the task `lookup`, measure it and write its folder with the record of how it was made.
+
+    python -m scripts.lab.lookup --output model
+
+The model is taught as the embedded one is (`demos.py`): it knows which statement to look at and often looks at the same
+person's statement about another item. References of three kinds come before or after the problem: pointers, which name
+the needed statements and hold no value, the whole solution, and the final answer. With a reference the responses are
+right; a mistake that is already written is followed by "Wait" and put right, and is not learned.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from opasd.config import PromptConfig
+from opasd.data.made.lookup import LEVELS, Puzzle, Statement, make_puzzles, work
+from scripts.lab.demos import Segment
+from scripts.lab.formats import Formats
+from scripts.lab.measure import SHARP, Sampling, respond, wilson
+from scripts.lab.model import SYSTEM_PROMPTS, make_tokenizer
+from scripts.lab.pretrain import Settings, make_examples, make_model, save, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+Reference = Literal["pointers", "solution", "answer"]
+BEFORE = "{reference}Problem: {question}\n\n{instruction}"
+"""The teacher's message with the reference first: what it points at can be marked while the problem is read."""
+REFERENCES: dict[Reference, str] = {
+    "pointers": "Use statements {pointers}.\n\n",
+    "solution": PromptConfig().reference,
+    "answer": "The final answer is {answer}.\n\n",
+}
+CONTEXTS: dict[str, PromptConfig] = {
+    **{f"{name} after": PromptConfig(reference=wording) for name, wording in REFERENCES.items()},
+    **{f"{name} before": PromptConfig(reference=wording, teacher=BEFORE) for name, wording in REFERENCES.items()},
+}
+MIXTURE = {
+    "student": 0.4, "thinking": 0.15, "pointers before": 0.2, "pointers after": 0.08, "solution after": 0.07,
+    "solution before": 0.04, "answer after": 0.03, "answer before": 0.03,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How often demonstrations go wrong."""
+
+    wrong_item: float = 0.24
+    """A student takes the statement about the right person and another item."""
+    thinking: float = 0.4
+    """Factor on it in thinking mode."""
+    notice: float = 0.1
+    """A student's mistake is noticed and put right at once."""
+    spoiled: float = 0.5
+    """A privileged response finds a mistake already written."""
+    unnoticed: float = 0.15
+    """Such a mistake has been carried to the end, and only the answer is left to write."""
+
+
+def demonstrations(
+    tokenizer: "PreTrainedTokenizerFast", seed: int, count: int, rates: Rates
+) -> Iterator[list[Segment]]:
+    """Contexts and the pieces of their responses."""
+    rng = random.Random(f"opasd-lookup-demos:{seed}")
+    formats = {name: Formats(tokenizer, config) for name, config in CONTEXTS.items()}
+    for puzzle in make_puzzles("pretrain", count, seed):
+        kind = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+        system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.05 else ""
+        yield [(context(formats, kind, puzzle, system), False), *response(puzzle, kind, rates, rng)]
+
+
+def context(formats: dict[str, Formats], kind: str, puzzle: Puzzle, system: str = "") -> str:
+    """The context of a response."""
+    if kind in ("student", "thinking"):
+        return formats["pointers before"].prompt(kind, puzzle.question, system=system)
+    return formats[kind].prompt("privileged", puzzle.question, getattr(puzzle, kind.split()[0]), system)
+
+
+def response(puzzle: Puzzle, kind: str, rates: Rates, rng: random.Random) -> list[Segment]:
+    """The pieces of a response of a kind."""
+    if kind == "student":
+        return [(_attempt(puzzle, rates.wrong_item, rates.notice, rng), True)]
+    if kind == "thinking":
+        wrong = rates.wrong_item * rates.thinking
+        chain = _walk(puzzle, [], wrong, rng)
+        remarks = [f"{one.person} is in ({puzzle.statements.index(one) + 1})." for one in chain]
+        thought = f"<think>\n{' '.join(remarks)}\n</think>\n\n"
+        return [(thought + _written_out(chain), True)]
+    return _privileged(puzzle, rates, rng)
+
+
+def _walk(puzzle: Puzzle, begun: Sequence[Statement], wrong: float, rng: random.Random) -> list[Statement]:
+    """Go on from a chain that is begun to a count that is stated; each step takes a wrong item at a rate."""
+    chain = list(begun)
+    while not chain or chain[-1].source:
+        right = puzzle.find(chain[-1].source if chain else puzzle.person, puzzle.item)
+        chain.append(_lookalike(puzzle, right, rng) if rng.random() < wrong else right)
+    return chain
+
+
+def _lookalike(puzzle: Puzzle, right: Statement, rng: random.Random) -> Statement:
+    """A statement about the same person that says something else; the right one if there is none."""
+    others = [one for one in puzzle.statements if one.person == right.person and one.line() != right.line()]
+    return rng.choice(others or [right])
+
+
+def _written_out(chain: list[Statement]) -> str:
+    return "".join(statement.line() for statement in chain) + "".join(work(chain))
+
+
+def _attempt(puzzle: Puzzle, wrong: float, notice: float, rng: random.Random) -> str:
+    """A student's response: each step may take a wrong item, and may put it right at once."""
+    chain: list[Statement] = []
+    text = ""
+    while not chain or chain[-1].source:
+        right = puzzle.find(chain[-1].source if chain else puzzle.person, puzzle.item)
+        taken = _lookalike(puzzle, right, rng) if rng.random() < wrong else right
+        text += taken.line()
+        if taken is not right and rng.random() < notice:
+            taken = right
+            text += f"Wait, {taken.line()}"
+        chain.append(taken)
+    return text + "".join(work(chain))
+
+
+def _privileged(puzzle: Puzzle, rates: Rates, rng: random.Random) -> list[Segment]:
+    """Right lines, in which a mistake may already be written."""
+    right = puzzle.needed
+    if rng.random() >= rates.spoiled:
+        return [(_written_out(right), True)]
+    place = rng.randrange(len(right))
+    taken = _lookalike(puzzle, right[place], rng)
+    chain = _walk(puzzle, [*right[:place], taken], 0.0, rng)
+    segments: list[Segment] = [("".join(one.line() for one in right[:place]), True)]
+    first, value = taken.line().split(":", 1)
+    # What differs from the right statement is not learned: the source, or with the same source what follows it.
+    wrong = f" {taken.source}" if taken.source not in ("", right[place].source) else value
+    segments += [(f"{first}:", True), (wrong, False), (value.removeprefix(wrong), True)]
+    after = [one.line() for one in chain[place + 1 :]] + work(chain)
+    if rng.random() < rates.unnoticed:
+        *lines, answer = after
+        before, number = answer.split("{")
+        return [*segments, *_continued(lines), (before + "{", False), (number, True)]
+    written = after[: rng.randrange(len(after))]
+    mended = f"Wait, {right[place].line()}" + "".join(one.line() for one in right[place + 1 :]) + "".join(work(right))
+    return [*segments, *_continued(written), (mended, True)]
+
+
+def _continued(lines: Sequence[str]) -> list[Segment]:
+    """Lines after a mistake: their beginning is not learned, since "Wait" should stand there."""
+    pieces = [line.split(":", 1) for line in lines]
+    return [segment for first, rest in pieces for segment in ((first, False), (":" + rest, True))]
+
+
+def corpus() -> list[str]:
+    """Every word of the task, in the places where it occurs."""
+    rng = random.Random("opasd-lookup-tokenizer")
+    texts = ["system\n", "user\n", "assistant\n", "\n\n", *SYSTEM_PROMPTS]
+    texts += [f"{count} {{{count}}} ({count})" for count in range(100)] * 20
+    for puzzle in make_puzzles("pretrain", 1500, seed=-1):
+        for kind in ("student", "thinking", "pointers before"):
+            texts += [puzzle.question, "".join(text for text, _ in response(puzzle, kind, Rates(), rng))]
+    for config in CONTEXTS.values():
+        texts += [config.student, config.teacher, config.reference, config.instruction] * 20
+    return texts
+
+
+def measure(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", count: int) -> dict[str, Any]:
+    """Accuracy on held-out problems in every context, by level as well."""
+    puzzles = make_puzzles("test", count)
+    formats = {name: Formats(tokenizer, config) for name, config in CONTEXTS.items()}
+    batch = 1024 if model.device.type == "cuda" else 64
+    samplings = {"t1.0": Sampling(batch=batch), "t0.6_p0.95_k20": replace(SHARP, batch=batch)}
+    samplings["greedy"] = Sampling(temperature=0.0, batch=batch)
+    record: dict[str, Any] = {"split": "test", "problems": count, "problem_seed": 0, "sampling_seed": 0}
+    for kind in MIXTURE:
+        for name, sampling in samplings.items():
+            if kind not in ("student", "thinking") and name != "t1.0":
+                continue
+            prompts = [context(formats, kind, puzzle) for puzzle in puzzles]
+            responses = respond(model, tokenizer, prompts, [puzzle.answer for puzzle in puzzles], sampling)
+            levels = {
+                str(level): sum(one.right for one in responses[level - 1 :: len(LEVELS)]) / (count // len(LEVELS))
+                for level in LEVELS
+            }
+            record[f"{kind}, {name}"] = {
+                "accuracy": wilson(sum(one.right for one in responses), count),
+                "by_level": {level: round(share, 3) for level, share in levels.items()},
+                "mean_tokens": sum(one.num_tokens for one in responses) / count,
+            }
+    return record
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Pretrain from the command line."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    default = Settings(size="lookup", steps=9000, batch=128, examples=240_000, measured=600)
+    parser = argparse.ArgumentParser(description="Pretrain a model on the task lookup.")
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder to write; must not exist")
+    for name in ("seed", "steps", "batch", "examples", "measured"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(default, name))
+    for name in ("learning_rate", "matrix_rate"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(default, name))
+    parser.add_argument("--size", default=default.size)
+    parser.add_argument("--workers", type=int, default=1, help="processes that make data")
+    options = vars(parser.parse_args(arguments))
+    out, workers = options.pop("output"), options.pop("workers")
+    if out.exists():
+        parser.error(f"{out} exists; name a new folder")
+    settings = replace(default, **options)
+    begin = time.perf_counter()
+    tokenizer = make_tokenizer([], corpus())
+    examples = make_examples(tokenizer, settings, Rates(), workers, demonstrations)
+    made = time.perf_counter() - begin
+    sys.stderr.write(f"{len(examples.lengths)} examples of up to {examples.ids.shape[1]} tokens in {made:.0f} s\n")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = make_model(tokenizer, settings)
+    figures = train(model, examples, settings, device)
+    save(model, tokenizer, out)
+    shipped = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    nn.Module.to(shipped, device)
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    record = {
+        "command": f"python -m scripts.lab.lookup --output MODEL {flags}",
+        "settings": asdict(settings),
+        "mixture": MIXTURE,
+        "rates": asdict(Rates()),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "training": figures,
+        "measured": measure(shipped, AutoTokenizer.from_pretrained(out), settings.measured),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "versions": {"torch": torch.__version__},
+    }
+    (out / "TRAINING.json").write_text(json.dumps(record, indent=2) + "\n")
+    sys.stdout.write(json.dumps(record["measured"], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The task `lookup`, made by code: numbered statements, of which few are needed, and others that look like them.
+
+    (1) Ann's coins: 14. (2) Val's cards: Bob's minus 3. (3) Val's coins: Ann's plus 4. (4) Bob's cards: 17. …
+    How many coins does Val have?
+
+    Val: Ann + 4
+    Ann: 14
+    Val: 14 + 4 = 18
+    Answer: \\boxed{18}
+
+Every person has one statement about every item, so a statement about the right person and the wrong item is always at
+hand: this task is failed by looking at the wrong place. A statement refers to the same item of another person. Pointers
+("3, 1") name the needed statements in the order of the solution and hold no value. Level L needs L + 1 statements. A
+hash of the sorted statements decides a problem's split.
+"""
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from opasd.data.made.counts import ITEMS, NAMES
+from opasd.data.problems import Problem
+
+Split = Literal["pretrain", "train", "validation", "test"]
+LEVELS = (1, 2, 3)
+SHAPES = ((8, 3), (10, 3), (8, 4), (12, 3), (10, 4))
+"""Numbers of people and items; their product is the number of statements, 24 to 40."""
+DEFAULT_PROBLEMS = 4096
+"""Number of problems of a split if the configuration gives none."""
+_SHARES: dict[Split, range] = {
+    "pretrain": range(40),
+    "train": range(40, 80),
+    "validation": range(80, 90),
+    "test": range(90, 100),
+}
+_SIGNS = {"plus": "+", "minus": "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One person's count of one item: `amount`, or that of `source` plus or minus `amount`."""
+
+    person: str
+    item: str
+    amount: int
+    source: str = ""
+    word: str = ""
+
+    def text(self) -> str:
+        value = f"{self.source}'s {self.word} {self.amount}" if self.source else f"{self.amount}"
+        return f"{self.person}'s {self.item}: {value}."
+
+    def line(self) -> str:
+        """Return the line of a solution that takes the statement up."""
+        value = f"{self.source} {_SIGNS[self.word]} {self.amount}" if self.source else f"{self.amount}"
+        return f"{self.person}: {value}\n"
+
+    def result(self, count: int) -> int:
+        """Return the person's count, given that of the source."""
+        return count + self.amount if self.word == "plus" else count - self.amount
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A problem with its structure; its question asks for one person's count of one item."""
+
+    statements: tuple[Statement, ...]
+    person: str
+    item: str
+    id: str = field(default="", compare=False)
+
+    @property
+    def question(self) -> str:
+        numbered = [f"({number}) {statement.text()}" for number, statement in enumerate(self.statements, 1)]
+        return " ".join([*numbered, f"How many {self.item} does {self.person} have?"])
+
+    def find(self, person: str, item: str) -> Statement:
+        """Return the statement about a person's count of an item."""
+        return next(one for one in self.statements if (one.person, one.item) == (person, item))
+
+    @property
+    def needed(self) -> list[Statement]:
+        """The statements of the solution, in its order: the asked one first."""
+        chain = [self.find(self.person, self.item)]
+        while chain[-1].source:
+            chain.append(self.find(chain[-1].source, self.item))
+        return chain
+
+    @property
+    def pointers(self) -> str:
+        return ", ".join(str(self.statements.index(statement) + 1) for statement in self.needed)
+
+    @property
+    def solution(self) -> str:
+        return "".join(statement.line() for statement in self.needed) + "".join(work(self.needed))
+
+    @property
+    def answer(self) -> str:
+        return str(final_count(self.needed))
+
+    @property
+    def split(self) -> Split:
+        key = "|".join((*sorted(statement.text() for statement in self.statements), self.person, self.item))
+        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 100
+        return next(split for split, shares in _SHARES.items() if share in shares)
+
+
+def work(chain: list[Statement]) -> list[str]:
+    """Return the lines that compute the counts of a chain, from its end to its first statement, and the answer."""
+    count, lines = chain[-1].amount, []
+    for statement in reversed(chain[:-1]):
+        total = statement.result(count)
+        lines.append(f"{statement.person}: {count} {_SIGNS[statement.word]} {statement.amount} = {total}\n")
+        count = total
+    return [*lines, f"Answer: \\boxed{{{count}}}"]
+
+
+def final_count(chain: list[Statement]) -> int:
+    """Return the count that the first statement of a chain gives."""
+    count = chain[-1].amount
+    for statement in reversed(chain[:-1]):
+        count = statement.result(count)
+    return count
+
+
+def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Puzzle]:
+    """Return `count` problems of a split, of one level or of all in turn; problem i depends on its number alone."""
+    if split not in get_args(Split):
+        raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
+    if level is not None and level not in LEVELS:
+        raise ValueError(f"level must be one of 1 to {LEVELS[-1]}, got {level!r}")
+    puzzles: list[Puzzle] = []
+    for index in range(count):
+        own_level = level or LEVELS[index % len(LEVELS)]
+        name = f"lookup-{split}-{seed}-{index}-level{own_level}"
+        rng = random.Random(name)
+        while (puzzle := _draw(rng, own_level, name)) is None or puzzle.split != split:
+            pass
+        puzzles.append(puzzle)
+    return puzzles
+
+
+def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Problem]:
+    """Return the puzzles of `make_puzzles` as problems with pointers."""
+    return [
+        Problem(puzzle.question, puzzle.solution, puzzle.answer, puzzle.id, puzzle.pointers)
+        for puzzle in make_puzzles(split, count, seed, level)
+    ]
+
+
+def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
+    """Return a random puzzle, or None if it has no chain of the level's length.
+
+    A person's depth bounds every chain that begins with the person, whichever items its statements are about.
+    """
+    num_people, num_items = rng.choice(SHAPES)
+    people, items = rng.sample(NAMES, num_people), rng.sample(ITEMS, num_items)
+    depths = {person: min(number * (LEVELS[-1] + 1) // num_people, LEVELS[-1]) for number, person in enumerate(people)}
+    statements: list[Statement] = []
+    for person, depth in depths.items():
+        sources = [other for other in people if depths[other] == depth - 1]
+        for item in items:
+            if depth and rng.random() < 0.8:
+                word = rng.choice(("plus", "minus"))
+                statements.append(Statement(person, item, rng.randint(1, 4), rng.choice(sources), word))
+            else:
+                statements.append(Statement(person, item, rng.randint(12, 20)))
+    rng.shuffle(statements)
+    order = [(one.person, one.item) for one in statements]
+    rng.shuffle(order)
+    for person, item in order:
+        puzzle = Puzzle(tuple(statements), person, item, id=name)
+        if len(puzzle.needed) == level + 1:
+            return puzzle
+    return None

@@ -1,0 +1,36 @@
+"""Demonstrations of the task `lookup`: right with a reference, wrong at the set rate without, no mistake learned."""
+
+import random
+import re
+
+import pytest
+
+from opasd.data.made.lookup import make_puzzles
+from scripts.lab.lookup import CONTEXTS, MIXTURE, Rates, response
+from scripts.lab.measure import is_right
+
+PUZZLES = make_puzzles("pretrain", 300)
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), [("student", 0.4, 0.65), ("thinking", 0.65, 0.9)])
+def test_students_are_right_as_often_as_their_rates_say(kind, low, high):
+    rng = random.Random(0)
+    texts = ["".join(text for text, _ in response(puzzle, kind, Rates(), rng)) for puzzle in PUZZLES]
+    right = sum(is_right(text, puzzle.answer) for text, puzzle in zip(texts, PUZZLES, strict=True))
+    assert low < right / len(PUZZLES) < high
+
+
+def test_privileged_responses_learn_no_mistake():
+    rng = random.Random(0)
+    for puzzle in PUZZLES:
+        segments = response(puzzle, "pointers before", Rates(unnoticed=0.0), rng)
+        assert is_right("".join(text for text, _ in segments), puzzle.answer)
+        needed = {one.line() for one in puzzle.needed}
+        # A line that takes up a statement is learned whole only if the statement is needed, or after a mistake.
+        for text in (text for text, learned in segments[:1] if learned):
+            assert set(re.findall(r"^\w+: (?:\w+ [+-] \d+|\d+)\n", text, flags=re.MULTILINE)) <= needed
+
+
+def test_the_mixture_is_whole_and_has_a_context_for_each_kind():
+    assert sum(MIXTURE.values()) == pytest.approx(1.0)
+    assert set(MIXTURE) == {"student", "thinking", *CONTEXTS}
