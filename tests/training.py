@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Trainin
 
 from opasd.config import OPASDConfig
 from opasd.data.problems import Problem
+from opasd.run.records import Records
 from opasd.trainer.trainer import OPASDTrainer
 from tests.tokenizers import small
 
@@ -21,6 +22,9 @@ METHOD: dict[str, Any] = {
     "objective": {"token": {"clip": "none"}},
     "validation": {"every": 0},
 }
+
+
+CLOCKS = ("seconds/", "ms_per_processed_token", "memory/")
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -68,3 +72,10 @@ def make_trainer(
         loss_terms=loss_terms,
         peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear") if lora else None,
     )
+
+
+def rows(folder, name="metrics.jsonl"):
+    """A run's rows without the clocks."""
+    return [
+        {key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in Records(Path(folder) / name)
+    ]

@@ -3,7 +3,8 @@
     write_text(path, text)                    # also write_bytes, write_json: written beside `path`, then renamed
     read_object(path)                         # the JSON object in a file, {} if it is missing or damaged
     with staged_folder(path) as staged: ...   # a new folder appears with all its files
-    with staged_files(folder) as staged: ...  # files move into a folder together
+    with staged_files(folder, last="config.json") as staged: ...  # files move into a folder, the named one at the end
+    sync(path)                                # on the disk, also after a loss of power
     rows = JsonLines(path)                    # rows.append(row, ...), iteration, rows.replace(rows), rows.set_aside()
     with full_disk_errors(path, "run it again"): ...  # one clear message for a full disk
 
@@ -85,9 +86,23 @@ def staged_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)
 
 
+def replace_folder(staged: Path, path: Path) -> None:
+    """Let a whole folder take the place of `path`, also after a loss of power; what was there is removed."""
+    old = path.with_name(f".old-{path.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    staged.rename(path)
+    sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 @contextmanager
-def staged_files(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder; its files move to `folder` if the block succeeds. `folder` is made if it is missing."""
+def staged_files(folder: Path, last: str = "") -> Iterator[Path]:
+    """Yield an empty folder; its files move to `folder` if the block succeeds. `folder` is made if it is missing.
+
+    The file without which the others are of no use is moved `last`: a kill between two moves leaves nothing that loads.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for abandoned in folder.glob(f"{STAGED}*"):
         shutil.rmtree(abandoned, ignore_errors=True)
@@ -95,10 +110,25 @@ def staged_files(folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=STAGED, dir=folder) as staged:
             yield Path(staged)
             for path in Path(staged).iterdir():
+                sync(path)
+            for path in sorted(Path(staged).iterdir(), key=lambda path: path.name == last):
                 path.replace(folder / path.name)
+            sync(folder)
     finally:
         with suppress(OSError):  # the folder is not empty
             folder.rmdir()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
+    finally:
+        os.close(number)
 
 
 @contextmanager

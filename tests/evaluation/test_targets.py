@@ -105,6 +105,7 @@ def test_an_unfinished_run_is_its_newest_checkpoint(here):
     final = here / "runs" / "a" / "final"
     for step in (20, 100, 40):
         adapter(here / "runs" / "a" / f"checkpoint-{step}", "lab")
+    (final / "README.md").touch()
     assert resolve(["runs/a"])[0].adapter == Path("runs/a/final")
     final.rename(here / "elsewhere")
     assert resolve(["runs/a"])[0].adapter == Path("runs/a/checkpoint-100")

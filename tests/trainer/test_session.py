@@ -21,7 +21,7 @@ from opasd.data.sets import load_set
 from opasd.errors import ConfigError, DataError, NonFiniteError, PromptError
 from opasd.model import loading, merging
 from opasd.run.records import Records
-from opasd.trainer import session
+from opasd.trainer import result, session
 from tests.processes import PATIENCE, environment, wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
@@ -89,7 +89,7 @@ def test_full_fine_tuning_leaves_a_model(inputs, tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from opasd.trainer import session
+from opasd.trainer import result, session
 from opasd.config import DataConfig, RunConfig
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
 print(session.train(config, Path(sys.argv[2]), resume=sys.argv[3] == "resume"))
@@ -123,18 +123,23 @@ def test_a_full_disk_is_reported_at_every_file(inputs, tmp_path, monkeypatch, st
 
     def log(self, logs, *args, **kwargs):
         whole(self, logs, *args, **kwargs)
-        if "grad_norm" in logs and self.state.global_step == 1:
-            target = tmp_path / file
-            target.unlink(missing_ok=True)
-            if file == "final":
-                target.mkdir()
-                target = target / "tokenizer_config.json"
-            target.symlink_to("/dev/full")
+        if "grad_norm" in logs and self.state.global_step == 1 and file != "final":
+            (tmp_path / file).unlink(missing_ok=True)
+            (tmp_path / file).symlink_to("/dev/full")
 
+    def save(trainer, output):
+        output.mkdir()
+        (output / "tokenizer_config.json").symlink_to("/dev/full")
+        whole_save(trainer, output)
+
+    whole_save = result.save
     monkeypatch.setattr(session.OPASDTrainer, "log", log)
+    if file == "final":
+        monkeypatch.setattr(result, "save", save)
     with pytest.raises(ConfigError, match="could not be written: No space left on device; free some space") as caught:
         session.train(config, tmp_path)
     assert "continue with --resume" in str(caught.value)
+    assert not (tmp_path / "final").exists()
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,12 @@ from opasd.losses.objective import objective_loss
 from opasd.model.checks import same_positions_up_to
 from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout
-from opasd.run.checkpoints import checkpoints
+from opasd.run.manifest import checkpoints
 from opasd.run.records import Records
 from opasd.trainer.setup import freeze_untied_head, use_liger
 from opasd.trainer.trainer import OPASDTrainer, without_repeats
 from tests import processes
-from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer
-
-CLOCKS = ("seconds/", "ms_per_processed_token", "memory/")
+from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer, rows
 
 
 class Gradients(TrainerCallback):
@@ -58,13 +56,6 @@ def first_gradient(folder, **arguments):
     trainer.add_callback(gradients := Gradients())
     trainer.train()
     return gradients.first, trainer
-
-
-def rows(folder, name="metrics.jsonl"):
-    """A run's rows without the clocks."""
-    return [
-        {key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in Records(Path(folder) / name)
-    ]
 
 
 def test_a_step_is_algorithm_1(tmp_path):

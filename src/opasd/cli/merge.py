@@ -16,15 +16,24 @@ def run(args: list[str]) -> int:
     options = parser.parse_args(args)
     if not options.adapter.is_dir():
         raise ConfigError(f"no folder {options.adapter}; give a run's or an adapter's folder, such as runs/NAME/final")
-    adapter = options.adapter / "final" if (options.adapter / "final").is_dir() else options.adapter
-    from opasd.files import STAGED
-
-    if options.out.exists() and (
-        not options.out.is_dir() or any(not path.name.startswith(STAGED) for path in options.out.iterdir())
-    ):
-        raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
     from opasd.model.merging import merge
+    from opasd.run.manifest import newest_result
+
+    is_run = any((options.adapter / name).exists() for name in ("config.yaml", "final"))
+    adapter = (newest_result(options.adapter) if is_run else None) or options.adapter
+    if options.out.exists() and not _can_be_filled(options.out):
+        raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
 
     merge(adapter, options.out, trust_remote_code=options.trust_remote_code)
     sys.stdout.write(f"{options.out}\n")
     return 0
+
+
+def _can_be_filled(out: Path) -> bool:
+    """Return whether the folder is empty but for what a killed merge left: it moves config.json last."""
+    from opasd.files import STAGED
+
+    if not out.is_dir():
+        return False
+    staged = [path for path in out.iterdir() if path.name.startswith(STAGED)]
+    return len(list(out.iterdir())) == len(staged) or any((path / "config.json").exists() for path in staged)

@@ -168,6 +168,9 @@ class RunConfig(OPASDConfig):
     """Folder that gets the run's own folder."""
     name: str | None = None
     """Name of the run's folder. Unset: the recipe's name and the time."""
+    record_diff: bool = False
+    """Copy the uncommitted changes of the repository that one stands in (git.diff) into the run's folder. They may hold
+    secrets."""
     plugins: tuple[str, ...] = ()
     """Python modules to import first: they register divergences, teachers, engines, benchmarks, graders, loss terms."""
 

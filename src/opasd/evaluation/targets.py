@@ -17,6 +17,7 @@ from opasd.lab import LAB
 from opasd.recipes.checking import checked, without_trust
 from opasd.recipes.reading import read_yaml
 from opasd.run.folder import base_of
+from opasd.run.manifest import damage_of, newest_result
 
 BASE = "base"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
@@ -99,11 +100,15 @@ def _resolve(name: str, model: ModelConfig | None) -> Target:
 
 def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
     if (path / "config.yaml").is_file():
-        section = without_trust(read_yaml(path / "config.yaml")).get("model", {})
+        section = without_trust(read_yaml(path / "config.yaml")).get("model")
+        if section is None:
+            raise ConfigError(f"{path / 'config.yaml'} is damaged: it has no model; put the file back, or give --model")
         config = checked(ModelConfig, section, str(path / "config.yaml"), "model.")
         return _trained(name, path, _newest(path), config, model)
     if (path / "final").is_dir() and not (path / "config.json").exists():
         return _folder(name, path / "final", model)
+    if fault := damage_of(path):
+        raise ConfigError(f"{path} is damaged: {fault}; give a whole copy, or another checkpoint")
     if (path / "adapter_config.json").is_file():
         return _trained(name, None, path, None, model)
     if (path / "config.json").is_file():
@@ -114,12 +119,9 @@ def _folder(name: str, path: Path, model: ModelConfig | None) -> Target:
 
 
 def _newest(run: Path) -> Path:
-    """Return the folder of the run's final result, or of its newest checkpoint."""
-    if (run / "final").is_dir():
-        return run / "final"
-    steps = {path.name.rpartition("-")[2]: path for path in run.glob("checkpoint-*") if path.is_dir()}
-    if newest := max((step for step in steps if step.isdigit()), key=int, default=None):
-        return steps[newest]
+    """Return the folder of the run's final result, or of its newest checkpoint, that is whole."""
+    if newest := newest_result(run):
+        return newest
     raise ConfigError(f"{run} has no result and no checkpoint yet; continue it with opasd train --resume {run}")
 
 

@@ -29,7 +29,7 @@ def merge(adapter: Path, output: Path, *, trust_remote_code: bool = False) -> No
         tokenizer = AutoTokenizer.from_pretrained(str(adapter), **trust) if has_tokenizer else load_tokenizer(config)
         merged = _merged(PeftModel.from_pretrained(load_model(config), str(adapter)), adapter)
     try:
-        with full_disk_errors(output, "merge again"), staged_files(output) as staged:
+        with full_disk_errors(output, "merge again"), staged_files(output, last="config.json") as staged:
             merged.save_pretrained(str(staged))
             tokenizer.save_pretrained(str(staged))
     except (OSError, SafetensorError) as error:

@@ -35,8 +35,8 @@ from opasd.report.viewer import is_record
 from opasd.rollout.engine import derive_seed
 from opasd.rollout.stops import stop_ids
 from opasd.rollout.transformers.engine import TransformersEngine
-from opasd.run.checkpoints import checkpoints
 from opasd.run.folder import RunFolder
+from opasd.run.manifest import newest_result
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,14 @@ def load(source: str, *, trust_remote_code: bool = False) -> Subject:
         return _load_run(RunFolder(path, config))
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"{source} is neither a run (no config.yaml) nor a model (no config.json); give one of them")
-    config = load_recipe(LAB).config() if source == LAB else RunConfig(model=ModelConfig(name_or_path=source, **trust))
+    named = ModelConfig(name_or_path=source, trust_remote_code=trust_remote_code)
+    config = load_recipe(LAB).config() if source == LAB else RunConfig(model=named)
     model = _ready(load_model(config.model))
     return Subject(source if source == LAB else path.name, config, None, load_tokenizer(config.model), model, None)
 
 
 def _load_run(run: RunFolder) -> Subject:
-    trained = next((path for path in (run.path / "final", *reversed(checkpoints(run.path))) if path.is_dir()), None)
+    trained = newest_result(run.path)
     if trained is None:
         raise ConfigError(f"{run.path} has neither a final model nor a checkpoint yet; wait for its first checkpoint")
     config, tokenizer, name = run.config, load_tokenizer(run.config.model), run.path.resolve().name

@@ -11,12 +11,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
 from opasd.errors import ConfigError
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a run, oldest first."""
-    numbered = (path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdigit())
-    return sorted(numbered, key=step_of)
+from opasd.progress import say
+from opasd.run.manifest import checkpoints, damage_of, run_id
 
 
 def set_aside(checkpoint: Path) -> None:
@@ -25,20 +21,38 @@ def set_aside(checkpoint: Path) -> None:
     checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the checkpoint's name."""
-    return int(checkpoint.name.rsplit("-", 1)[-1])
+def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = None) -> int:
+    """Return the checkpoint's step; refuse it if a file is cut or changed, or if none matches a `needed` pattern.
 
-
-def check_checkpoint(path: Path, needed: Iterable[str]) -> int:
-    """Return the checkpoint's step; refuse it if a file is cut, or if none matches one of the `needed` patterns."""
+    With `run_id` refuse a checkpoint of another run.
+    """
     if not path.is_dir():
         raise ConfigError(f"no checkpoint {path}; give the folder of one")
-    if damage := _damage(path, ("trainer_state.json", *needed)):
+    if damage := _damage(path, ("trainer_state.json", *needed)) or damage_of(path, run_id):
         raise ConfigError(
             f"{path} is damaged: {damage}; delete it, and --resume continues from the one before, or starts again"
         )
     return _step(path)
+
+
+def newest_checkpoint(folder: Path, needed: Iterable[str]) -> tuple[Path, int] | None:
+    """Return the run's newest checkpoint that is whole, and its step; say which are passed over.
+
+    None if the run has none; refuse a run in which none is whole.
+    """
+    needed, faults, found = tuple(needed), [], checkpoints(folder)
+    for path in reversed(found):
+        try:
+            step = check_checkpoint(path, needed, run_id(folder))
+        except ConfigError as error:
+            faults.append(error)
+            continue
+        for fault in faults:
+            say(f"{str(fault).split(';', 1)[0]}; the run continues from {path.name}")
+        return path, step
+    if faults:
+        raise faults[0]
+    return None
 
 
 def _step(path: Path) -> int:

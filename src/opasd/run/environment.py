@@ -49,12 +49,16 @@ def environment(command: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def repository(folder: Path) -> dict[str, str]:
-    """Return git.json and git.diff of the repository around `folder`, nothing if there is none."""
+def repository(folder: Path, *, with_diff: bool = False) -> dict[str, str]:
+    """Return git.json of the repository around `folder`, nothing if there is none; git.diff too, if asked for.
+
+    The changes of whatever repository one stands in may hold secrets.
+    """
     revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not revision:
         return {}
-    diff = _output(["git", "-C", str(folder), "diff", "HEAD", "--no-color", "--no-ext-diff"]) or ""
+    differences = ["git", "-C", str(folder), "diff", "HEAD", "--no-color", "--no-ext-diff"]
+    diff = _output(differences) or "" if with_diff else ""
     status = _output(["git", "-C", str(folder), "status", "--porcelain"]) or ""
     cut = diff.encode(errors="surrogateescape")[:MAX_DIFF_BYTES].decode(errors="surrogateescape")
     summary = {

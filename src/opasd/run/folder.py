@@ -10,6 +10,7 @@ The folder appears complete or not at all, and only one process can make it.
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -47,8 +48,9 @@ class RunFolder:
         check_name(name)
         path = Path(config.output_dir).expanduser() / name
         config = with_absolute_paths(config.model_copy(update={"name": name}))
-        files = {_CONFIG: write_yaml(config.model_dump()), _ENVIRONMENT: to_json(environment(command))}
-        files |= repository(Path.cwd())
+        about = environment(command) | {"run": secrets.token_hex(8)}
+        files = {_CONFIG: write_yaml(config.model_dump()), _ENVIRONMENT: to_json(about)}
+        files |= repository(Path.cwd(), with_diff=config.record_diff)
         exists = ConfigError(
             f"{path} exists and a run is never overwritten; continue it with `opasd train --resume {path}` or give "
             "another --name"
@@ -71,9 +73,10 @@ class RunFolder:
     @classmethod
     def adopt(cls, config: RunConfig, path: Path, *, command: Sequence[str] = ()) -> Self:
         """Make a run folder of a folder that a trainer writes to; what is there already stays."""
-        files = {_CONFIG: write_yaml(config.model_dump(mode="json")), _ENVIRONMENT: to_json(environment(command))}
+        about = environment(command) | {"run": secrets.token_hex(8)}
+        files = {_CONFIG: write_yaml(config.model_dump(mode="json")), _ENVIRONMENT: to_json(about)}
         path.mkdir(parents=True, exist_ok=True)
-        for file, text in (files | repository(Path.cwd())).items():
+        for file, text in (files | repository(Path.cwd(), with_diff=config.record_diff)).items():
             if not (path / file).exists():
                 write_text(path / file, text, "surrogateescape")
         return cls(path, config)
@@ -86,7 +89,13 @@ class RunFolder:
             raise ConfigError(f"no run folder {path}; give the folder that `opasd train` made, such as runs/NAME")
         if not (path / _CONFIG).is_file():
             raise ConfigError(f"{path} has no {_CONFIG}, so it is no run folder or a damaged one; start a new run")
-        return cls(path, to_config(read_yaml(path / _CONFIG), str(path / _CONFIG), of_run=True))
+        values = read_yaml(path / _CONFIG)
+        if missing := [name for name in ("model", "data", "train", "objective") if name not in values]:
+            raise ConfigError(
+                f"{path / _CONFIG} is damaged: it has no {missing[0]}, and the defaults would be another run; put the "
+                "file back (config-N.yaml are older versions of it), or start a new run"
+            )
+        return cls(path, to_config(values, str(path / _CONFIG), of_run=True))
 
     def continued(self, config: RunConfig, *, command: Sequence[str] = ()) -> Self:
         """Record that the run continues: environment-N.json, and the old configuration in config-N.yaml if changed."""

@@ -19,6 +19,7 @@ from opasd.recipes.evaluate import template_option
 from opasd.recipes.fields import differing_fields, to_flags, value_of
 from opasd.run.folder import RunFolder, with_absolute_paths
 from opasd.run.locks import in_use
+from opasd.run.manifest import is_finished
 from opasd.sweep.spec import EVALUATION, OWN_FIELDS, SweepRun
 
 Stage = Literal["train", "evaluate"]
@@ -43,8 +44,8 @@ class Job:
         return (self.path / "config.yaml").is_file()
 
     def trained(self) -> bool:
-        """Return whether there is nothing left to train; the card is the last file that a run writes."""
-        return self.run.evaluate_only or (self.path / "final" / "README.md").is_file()
+        """Return whether there is nothing left to train."""
+        return self.run.evaluate_only or is_finished(self.path)
 
     def evaluated(self) -> bool:
         """Return whether there is nothing left to evaluate; another command may have made the same evaluation."""

@@ -1,15 +1,17 @@
 """The end of a run: its weights are checked and saved in `final`, with a card."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import DTensor
 
 from opasd.errors import ConfigError, NonFiniteError
-from opasd.files import full_disk_errors
+from opasd.files import full_disk_errors, replace_folder
 from opasd.lab import LAB
 from opasd.run.card import model_card
+from opasd.run.manifest import FINAL, run_id, write_manifest
 from opasd.run.records import Records
 
 if TYPE_CHECKING:
@@ -35,8 +37,21 @@ def finish(trainer: "OPASDTrainer") -> None:
         raise NonFiniteError(
             f"NaN or infinity in the weights after step {step}, so they are not saved; lower the learning rate"
         )
-    with full_disk_errors(trainer.folder / "final"):
-        save(trainer, trainer.folder / "final")
+    final, staged = trainer.folder / FINAL, trainer.folder / ".final"
+    first = trainer.is_world_process_zero()
+    if first:
+        shutil.rmtree(staged, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    try:
+        with full_disk_errors(final):
+            save(trainer, staged)
+            trainer.accelerator.wait_for_everyone()
+            if first:
+                write_manifest(staged, run_id(trainer.folder))
+                replace_folder(staged, final)
+    finally:
+        if first:
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 def save(trainer: "OPASDTrainer", output: Path) -> None:

@@ -1,25 +1,29 @@
 """A Trainer that writes whole checkpoints, rewinds the records to them, and never overwrites a run."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from opasd.config import OPASDConfig
-from opasd.errors import ConfigError
-from opasd.files import full_disk_errors
+from opasd.errors import ConfigError, OpasdError
+from opasd.files import full_disk_errors, replace_folder, sync
 from opasd.model.teacher import Teacher
-from opasd.run.checkpoints import check_checkpoint, checkpoints, set_aside, step_of
+from opasd.progress import say
+from opasd.run.checkpoints import check_checkpoint, newest_checkpoint, set_aside
+from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
 from opasd.trainer.setup import RunData
 
+LEFT_BEHIND = (".checkpoint", ".final")
+"""Folders in which a checkpoint and the result are written before they get their names."""
 _TEACHER = "teacher.safetensors"
 
 
@@ -47,34 +51,81 @@ class ResumableTrainer(Trainer):
             raise ConfigError(f"{self.folder} already has a run in it; resume it, or choose another output_dir")
         if not begun and resume_from_checkpoint is True:
             raise ConfigError(f"no run in {self.folder} to resume")
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(newest[0]) if (newest := checkpoints(self.folder)[-1:]) else None
-        step = None
+        checkpoint, step = None, None
         if resume_from_checkpoint:
-            checkpoint = Path(resume_from_checkpoint)
-            for folder in {self.folder, checkpoint.parent}:  # the checkpoint may belong to another run
-                check_same_problems(self.data.accounts, folder / "data.json")
-            step = check_checkpoint(checkpoint, self._files_to_resume())
+            checkpoint, step = self._checked(None if resume_from_checkpoint is True else Path(resume_from_checkpoint))
+        if step is not None:
             # A run that starts again also validates again at its start.
             self.args.eval_on_start = self._lacks_validation(step)
         self.accelerator.wait_for_everyone()  # every process has looked at the folder before it changes
-        if begun and self.is_world_process_zero():
-            self._rewind_records(step)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        if self.is_world_process_zero():
+            for path in (*map(self.folder.joinpath, LEFT_BEHIND), *self.folder.glob(".old-*")):
+                shutil.rmtree(path, ignore_errors=True)  # a process that was killed has left them
+            if begun:
+                self._rewind_records(checkpoint, step)
+            elif self.args.eval_on_start:
+                self._forget_first_validation()
+        return super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
+
+    def _checked(self, checkpoint: Path | None) -> tuple[Path | None, int | None]:
+        """Return the given checkpoint, or else the newest whole one, and its step.
+
+        The first process reads the files; all of them raise what it found.
+        """
+        found: list[Any] = [None, None, None]
+        if self.is_world_process_zero():
+            try:
+                folders = {self.folder, checkpoint.parent if checkpoint else self.folder}
+                for folder in folders:  # the checkpoint may belong to another run
+                    check_same_problems(self.data.accounts, folder / "data.json")
+                needed = self._files_to_resume()
+                if checkpoint is not None:
+                    found[:2] = checkpoint, check_checkpoint(checkpoint, needed)
+                else:
+                    found[:2] = newest_checkpoint(self.folder, needed) or (None, None)
+            except OpasdError as error:
+                found[2] = error
+        path, step, error = broadcast_object_list(found)
+        if error is not None:
+            raise error
+        return path, step
 
     def has_begun(self) -> bool:
         """Return whether the output folder has a run in it: a step, its samples, or a checkpoint."""
         stepped = any("grad_norm" in row for row in self.metrics_file)
         return stepped or self.samples_file.path.exists() or bool(checkpoints(self.folder))
 
-    def _rewind_records(self, step: int | None) -> None:
+    def _rewind_records(self, checkpoint: Path | None, step: int | None) -> None:
         for records in (self.metrics_file, self.samples_file):
             if step is None:
                 records.set_aside()
             else:
                 records.rewind(step)
+        if checkpoint is not None and checkpoint.parent == self.folder:
+            self._restore_metrics(checkpoint)
         for newer in (path for path in checkpoints(self.folder) if step is not None and step_of(path) > step):
             set_aside(newer)  # its records are gone, so nothing may resume from it
+
+    def _restore_metrics(self, checkpoint: Path) -> None:
+        """Take the rows that metrics.jsonl lacks from the checkpoint, which has them too; say what is lost."""
+        rows = list(self.metrics_file)
+        there = {row["step"] for row in rows if "grad_norm" in row}
+        history = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).log_history
+        lacking = [row for row in history if "grad_norm" in row and row["step"] not in there]
+        if lacking:
+            restored = [{"step": row["step"]} | row for row in lacking]
+            self.metrics_file.replace(sorted([*rows, *restored], key=lambda row: row["step"]))
+            say(f"{self.metrics_file.path} lacked {len(lacking)} steps; they were taken from {checkpoint.name}")
+        if history and self.config.save_samples_every and not self.samples_file.path.exists():
+            say(f"{self.samples_file.path} is missing: the samples of earlier steps are lost")
+
+    def _forget_first_validation(self) -> None:
+        """Remove the rows of a validation at the start that is made again: the run was killed before its first step."""
+        names = tuple(f"validation/{name}/" for name in self.data.validation_sets)
+        rows = list(self.metrics_file)
+        kept = [row for row in rows if row["step"] > 0 or not any(name.startswith(names) for name in row)]
+        if len(kept) < len(rows):
+            self.metrics_file.replace(kept)
 
     def _lacks_validation(self, step: int) -> bool:
         """Return whether the run was stopped after this step before it was validated."""
@@ -98,7 +149,7 @@ class ResumableTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint into a hidden folder and rename it, so that a visible checkpoint is always whole."""
         final = self.folder / f"checkpoint-{self.state.global_step}"
-        self._staging = self.folder / ".checkpoint"
+        self._staging = self.folder / LEFT_BEHIND[0]
         written = self._staging / final.name
         if self.args.should_save:
             shutil.rmtree(self._staging, ignore_errors=True)
@@ -111,10 +162,15 @@ class ResumableTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             self._rename_best(written)
             if self.args.should_save:
-                shutil.rmtree(final, ignore_errors=True)
-                os.replace(written, final)
+                with full_disk_errors(final):
+                    for records in (self.metrics_file, self.samples_file):
+                        if records.path.exists():
+                            sync(records.path)
+                    write_manifest(written, run_id(self.folder))
+                    replace_folder(written, final)
                 for old in checkpoints(self.folder)[: -(self.args.save_total_limit or 10**9)]:
-                    shutil.rmtree(old, ignore_errors=True)
+                    old.rename(self._staging / old.name)  # a kill leaves no half of it under its name
+                    shutil.rmtree(self._staging / old.name, ignore_errors=True)
             self.accelerator.wait_for_everyone()
         finally:
             if self.args.should_save:

@@ -1,0 +1,67 @@
+"""Ways in which files of a run are damaged, and what a run must then do."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zeroed(path: Path) -> None:
+    """Zeros in the middle of the file, as a disk leaves that lost its cache; its header stays."""
+    content = bytearray(path.read_bytes())
+    size = min(4096, len(content) // 4)
+    start = len(content) // 2
+    content[start : start + size] = bytes(size)
+    path.write_bytes(content)
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.write_bytes(content)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def with_nan(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["state"][0]["exp_avg"].fill_(float("nan"))
+    torch.save(state, path)
+
+
+def of_another_run(path: Path) -> None:
+    """The checkpoint's own files, but of a run with another name in its manifest."""
+    manifest = path.parent / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"run": "0123456789abcdef"}))
+
+
+def of_another_step(path: Path) -> None:
+    checkpoint = path.parent
+    earlier = checkpoint.parent / "checkpoint-1"
+    shutil.rmtree(checkpoint)
+    shutil.copytree(earlier, checkpoint)
+
+
+CHECKPOINT_DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "adapter cut": ("adapter_model.safetensors", cut),
+    "4 KiB of zeros in the adapter": ("adapter_model.safetensors", zeroed),
+    "a bit of the adapter flipped": ("adapter_model.safetensors", flipped),
+    "adapter missing": ("adapter_model.safetensors", Path.unlink),
+    "optimizer cut": ("optimizer.pt", cut),
+    "a bit of the optimizer flipped": ("optimizer.pt", flipped),
+    "optimizer with NaN": ("optimizer.pt", with_nan),
+    "scheduler empty": ("scheduler.pt", emptied),
+    "random state flipped": ("rng_state.pth", flipped),
+    "state cut": ("trainer_state.json", cut),
+    "manifest cut": ("manifest.json", cut),
+    "checkpoint of another run": ("manifest.json", of_another_run),
+    "checkpoint of another step": ("trainer_state.json", of_another_step),
+}
