@@ -94,7 +94,7 @@ def response(puzzle: Puzzle, kind: str, rates: Rates, rng: random.Random) -> lis
         chain = _walk(puzzle, [], wrong, rng)
         remarks = [f"{one.person} is in ({puzzle.statements.index(one) + 1})." for one in chain]
         thought = f"<think>\n{' '.join(remarks)}\n</think>\n\n"
-        return [(thought + _written_out(chain), True)]
+        return [(thought + _written_out(chain, puzzle.item), True)]
     return _privileged(puzzle, rates, rng)
 
 
@@ -109,12 +109,12 @@ def _walk(puzzle: Puzzle, begun: Sequence[Statement], wrong: float, rng: random.
 
 def _lookalike(puzzle: Puzzle, right: Statement, rng: random.Random) -> Statement:
     """A statement about the same person that says something else; the right one if there is none."""
-    others = [one for one in puzzle.statements if one.person == right.person and one.line() != right.line()]
+    others = [one for one in puzzle.statements if one.person == right.person and one.line("") != right.line("")]
     return rng.choice(others or [right])
 
 
-def _written_out(chain: list[Statement]) -> str:
-    return "".join(statement.line() for statement in chain) + "".join(work(chain))
+def _written_out(chain: list[Statement], item: str) -> str:
+    return "".join([*(statement.line(item) for statement in chain), *work(chain, item)])
 
 
 def _attempt(puzzle: Puzzle, wrong: float, notice: float, rng: random.Random) -> str:
@@ -124,34 +124,34 @@ def _attempt(puzzle: Puzzle, wrong: float, notice: float, rng: random.Random) ->
     while not chain or chain[-1].source:
         right = puzzle.find(chain[-1].source if chain else puzzle.person, puzzle.item)
         taken = _lookalike(puzzle, right, rng) if rng.random() < wrong else right
-        text += taken.line()
+        text += taken.line(puzzle.item)
         if taken is not right and rng.random() < notice:
             taken = right
-            text += f"Wait, {taken.line()}"
+            text += f"Wait, {taken.line(puzzle.item)}"
         chain.append(taken)
-    return text + "".join(work(chain))
+    return text + "".join(work(chain, puzzle.item))
 
 
 def _privileged(puzzle: Puzzle, rates: Rates, rng: random.Random) -> list[Segment]:
     """Right lines, in which a mistake may already be written."""
-    right = puzzle.needed
+    right, item = puzzle.needed, puzzle.item
     if rng.random() >= rates.spoiled:
-        return [(_written_out(right), True)]
+        return [(_written_out(right, item), True)]
     place = rng.randrange(len(right))
     taken = _lookalike(puzzle, right[place], rng)
     chain = _walk(puzzle, [*right[:place], taken], 0.0, rng)
-    segments: list[Segment] = [("".join(one.line() for one in right[:place]), True)]
-    first, value = taken.line().split(":", 1)
+    segments: list[Segment] = [("".join(one.line(item) for one in right[:place]), True)]
+    first, value = taken.line(item).split(":", 1)
     # What differs from the right statement is not learned: the source, or with the same source what follows it.
     wrong = f" {taken.source}" if taken.source not in ("", right[place].source) else value
     segments += [(f"{first}:", True), (wrong, False), (value.removeprefix(wrong), True)]
-    after = [one.line() for one in chain[place + 1 :]] + work(chain)
+    after = [one.line(item) for one in chain[place + 1 :]] + work(chain, item)
     if rng.random() < rates.unnoticed:
         *lines, answer = after
         before, number = answer.split("{")
         return [*segments, *_continued(lines), (before + "{", False), (number, True)]
     written = after[: rng.randrange(len(after))]
-    mended = f"Wait, {right[place].line()}" + "".join(one.line() for one in right[place + 1 :]) + "".join(work(right))
+    mended = "".join(["Wait, ", *(one.line(item) for one in right[place:]), *work(right, item)])
     return [*segments, *_continued(written), (mended, True)]
 
 

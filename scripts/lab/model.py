@@ -39,6 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4},
     "base": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6},
     "lookup": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8},
+    "lookup_large": {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 6, "num_attention_heads": 12},
 }
 
 

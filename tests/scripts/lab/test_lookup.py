@@ -25,10 +25,10 @@ def test_privileged_responses_learn_no_mistake():
     for puzzle in PUZZLES:
         segments = response(puzzle, "pointers before", Rates(unnoticed=0.0), rng)
         assert is_right("".join(text for text, _ in segments), puzzle.answer)
-        needed = {one.line() for one in puzzle.needed}
+        needed = {one.line(puzzle.item) for one in puzzle.needed}
         # A line that takes up a statement is learned whole only if the statement is needed, or after a mistake.
         for text in (text for text, learned in segments[:1] if learned):
-            assert set(re.findall(r"^\w+: (?:\w+ [+-] \d+|\d+)\n", text, flags=re.MULTILINE)) <= needed
+            assert set(re.findall(r"^\w+'s \w+: (?:\w+'s [+-] \d+|\d+)\n", text, flags=re.MULTILINE)) <= needed
 
 
 def test_the_mixture_is_whole_and_has_a_context_for_each_kind():

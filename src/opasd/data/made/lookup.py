@@ -3,9 +3,9 @@
     (1) Ann's coins: 14. (2) Val's cards: Bob's minus 3. (3) Val's coins: Ann's plus 4. (4) Bob's cards: 17. …
     How many coins does Val have?
 
-    Val: Ann + 4
-    Ann: 14
-    Val: 14 + 4 = 18
+    Val's coins: Ann's + 4
+    Ann's coins: 14
+    Val's coins: 14 + 4 = 18
     Answer: \\boxed{18}
 
 Every person has one statement about every item, so a statement about the right person and the wrong item is always at
@@ -51,10 +51,10 @@ class Statement:
         value = f"{self.source}'s {self.word} {self.amount}" if self.source else f"{self.amount}"
         return f"{self.person}'s {self.item}: {value}."
 
-    def line(self) -> str:
-        """Return the line of a solution that takes the statement up."""
-        value = f"{self.source} {_SIGNS[self.word]} {self.amount}" if self.source else f"{self.amount}"
-        return f"{self.person}: {value}\n"
+    def line(self, item: str) -> str:
+        """Return the line of a solution that takes the statement up, as one about `item`."""
+        value = f"{self.source}'s {_SIGNS[self.word]} {self.amount}" if self.source else f"{self.amount}"
+        return f"{self.person}'s {item}: {value}\n"
 
     def result(self, count: int) -> int:
         """Return the person's count, given that of the source."""
@@ -93,7 +93,7 @@ class Puzzle:
 
     @property
     def solution(self) -> str:
-        return "".join(statement.line() for statement in self.needed) + "".join(work(self.needed))
+        return "".join([*(statement.line(self.item) for statement in self.needed), *work(self.needed, self.item)])
 
     @property
     def answer(self) -> str:
@@ -106,12 +106,12 @@ class Puzzle:
         return next(split for split, shares in _SHARES.items() if share in shares)
 
 
-def work(chain: list[Statement]) -> list[str]:
+def work(chain: list[Statement], item: str) -> list[str]:
     """Return the lines that compute the counts of a chain, from its end to its first statement, and the answer."""
     count, lines = chain[-1].amount, []
     for statement in reversed(chain[:-1]):
         total = statement.result(count)
-        lines.append(f"{statement.person}: {count} {_SIGNS[statement.word]} {statement.amount} = {total}\n")
+        lines.append(f"{statement.person}'s {item}: {count} {_SIGNS[statement.word]} {statement.amount} = {total}\n")
         count = total
     return [*lines, f"Answer: \\boxed{{{count}}}"]
 
