@@ -76,10 +76,11 @@ def test_densities_are_pooled_and_add_up(responses):
 
 
 def test_the_change_from_the_base():
-    base = [MarkerCounts({"wait": 2}, 100), MarkerCounts({}, 100)]
+    base = [MarkerCounts({"wait": 2}, 100), MarkerCounts({}, 100)] * 15
     after = [MarkerCounts({"wait": 1, "check": 2}, 200), MarkerCounts({"maybe": 1}, 50)]
     assert change_from(base, after) == pytest.approx(1.0)
     assert change_from([MarkerCounts({}, 10)], after) is None
+    assert change_from(base[:-2], after) is None, "28 markers in all are too few to divide by"
     assert change_from(base, []) is None
 
 

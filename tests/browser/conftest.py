@@ -1,6 +1,9 @@
 """A headless chromium, pages that must not complain, and reports to look at."""
 
+import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,25 @@ def open_page(browser):
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """`axe(page)`: the rules of accessibility that the page breaks; skips where there is no npm to get axe-core."""
+    source = Path(os.environ["AXE_CORE"]) if "AXE_CORE" in os.environ else None
+    if source is None:
+        if shutil.which("npm") is None:
+            pytest.skip("no npm here to get axe-core; or name its file in AXE_CORE")
+        folder = tmp_path_factory.mktemp("axe")
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), "axe-core@4"]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("npm cannot get axe-core here")
+        source = folder / "node_modules" / "axe-core" / "axe.min.js"
+    script = source.read_text()
+
+    def violations(page):
+        page.evaluate(script)
+        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        return [(rule["id"], rule["nodes"][0]["html"][:200], len(rule["nodes"])) for rule in found["violations"]]
+
+    return violations

@@ -79,7 +79,7 @@ def test_figures_of_the_paper_and_a_report_of_nothing_else():
     assert len(made.figures) == 7
     page = made.page.html()
     assert "50.88" in page
-    assert page.count('class="plot"') == 7
+    assert page.count('<svg class="plot" viewBox="0 0 560') == 7
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,6 @@ def test_data_of_a_figure():
 
 def test_raw_and_smoothed_values_are_told_apart_and_names_are_no_formulas():
     figure = Figure(
-        "f", "t", "line", "step", "y", [Series("=a", 0, [(1, 2.0)], faint=True), Series("=a", 0, [(1, 3.0)])]
+        "f", "t", "line", "step", "y", [Series("=a (raw)", 0, [(1, 2.0)], faint=True), Series("=a", 0, [(1, 3.0)])]
     )
     assert to_csv(figure).splitlines() == ["series,step,y", "'=a (raw),1,2.0", "'=a,1,3.0"]

@@ -6,6 +6,7 @@ from opasd.analysis.seeds import t_quantile
 from opasd.evaluation.statistics import estimate, paired_difference
 from opasd.report.accuracy import evaluation
 from opasd.report.folders import read_run, read_runs
+from opasd.report.methods import find_methods
 from opasd.report.results import costs, evaluations, results
 from opasd.report.run import Run
 from tests.report.made import make_evaluation, make_run, run_with_answers
@@ -58,7 +59,7 @@ def test_evaluations_by_benchmark_and_budget(tmp_path):
         "set, up to 50 tokens, 3 samples a problem", "base", "other",
         "set, up to 100 tokens, 3 samples a problem", "base", "other",
     ]  # fmt: skip
-    by_k, by_budget = evaluation(runs)
+    by_k, by_budget = evaluation(find_methods(runs))
     assert [x for x, _ in by_k.series[0].points] == [1, 2, 3]
     assert all(a[1] <= b[1] for a, b in zip(by_k.series[0].points, by_k.series[0].points[1:], strict=False))
     assert [x for x, _ in by_budget.series[0].points] == [50, 100]

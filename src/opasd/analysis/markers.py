@@ -21,10 +21,16 @@ class MarkerCounts(NamedTuple):
     markers: Mapping[str, int]
     tokens: int
     correct: bool | None = None
+    problem: str = ""
+    """The problem it answers: responses to one problem are not independent."""
 
     @property
     def total(self) -> int:
         return sum(self.markers.values())
+
+
+LEAST = 30
+"""With fewer markers in all, the base's mean count is no ground for a relative change."""
 
 
 def count_markers(text: str) -> Counter[str]:
@@ -50,9 +56,9 @@ def density_by_marker(responses: Sequence[MarkerCounts]) -> dict[str, float]:
 def change_from(base: Sequence[MarkerCounts], responses: Sequence[MarkerCounts]) -> float | None:
     """Return the relative change of the mean count of a response from the base: 0.709 is 70.9 % more.
 
-    None if the base has no markers or there are no responses."""
+    None if the base has fewer than LEAST markers in all or there are no responses."""
     before, after = ([response.total for response in group] for group in (base, responses))
-    return statistics.fmean(after) / statistics.fmean(before) - 1 if any(before) and after else None
+    return statistics.fmean(after) / statistics.fmean(before) - 1 if sum(before) >= LEAST and after else None
 
 
 def _per_1000(pairs: Iterable[tuple[int, int]]) -> float | None:

@@ -15,17 +15,25 @@ from opasd.errors import ConfigError
 from opasd.files import write_bytes
 from opasd.recipes.reading import write_yaml
 from opasd.report import viewer
+from opasd.report.ablations import ablations
 from opasd.report.charts import svg
+from opasd.report.curves import SEEDS
 from opasd.report.facts import Facts
 from opasd.report.figure import Figure, to_csv
 from opasd.report.figures import SECTIONS, all_figures
+from opasd.report.headline import forest, headline, measured, method_table
+from opasd.report.markers import marker_table
+from opasd.report.methods import Method, Slots, find_methods, kind_of, seed_groups
 from opasd.report.page import Page, notice, paragraph, part_links, viewer_page
+from opasd.report.profile import evaluation_profile, training_settings
 from opasd.report.results import costs, evaluations, results
 from opasd.report.run import Run
 from opasd.report.samples import explorer, explorer_html, side_page
+from opasd.report.scores import find_scores
 from opasd.report.side_by_side import comparisons
-from opasd.report.summary import alignment_note, seed_figures, seed_groups, seeds, settings_that_differ
+from opasd.report.summary import alignment_note, seeds, settings_that_differ
 from opasd.report.tables import Table, forms
+from opasd.report.terms import terms
 from opasd.report.text import safe, slug, split_by_size
 
 MANIFEST = ".opasd-report.json"
@@ -62,19 +70,24 @@ class Report:
         return names
 
 
-def build_report(runs: Sequence[Run], facts: Sequence[Facts] = (), *, title: str = "") -> Report:
-    """Return the report of these runs and published numbers."""
+def build_report(
+    runs: Sequence[Run], facts: Sequence[Facts] = (), *, title: str = "", explain: bool = False, remark: str = ""
+) -> Report:
+    """Return the report of these runs and published numbers.
+
+    `explain`: begin with what the words mean; `remark`: what the reader should know before the numbers."""
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs" if runs else "Published numbers")
-    report = Report(Page(title, _subtitle(runs, facts), [run.name for run in runs]))
+    methods = find_methods(runs)
+    legend, facts = _one_colour_each(methods, facts)
+    report = Report(Page(title, _subtitle(runs, methods, facts), legend))
     if runs:
-        missing = notice("What is missing", {run.name: run.notes for run in runs})
-        report.page.section("results", "Results", missing, report.add_table(results(runs)))
-        _add_figures(report, runs)
-        _add_seeds(report, runs)
+        _add_results(report, runs, methods, explain=explain, remark=remark)
+        _add_figures(report, runs, methods)
+        _add_seeds(report, methods)
         _add_viewer(report, runs)
         _add_comparisons(report, runs)
         _add_samples(report, runs)
-        _add_settings(report, runs)
+        _add_settings(report, runs, methods)
     for number, published in enumerate(facts, 1):
         content = [paragraph(published.source)]
         for table in published.tables:
@@ -83,6 +96,36 @@ def build_report(runs: Sequence[Run], facts: Sequence[Facts] = (), *, title: str
         heading = "Published numbers" if len(facts) == 1 else f"Published numbers {number}"
         report.page.section(f"facts-{number}", heading, *content)
     return report
+
+
+def _one_colour_each(methods: Sequence[Method], facts: Sequence[Facts]) -> tuple[dict[int, str], list[Facts]]:
+    """Return slot ─► name of all methods, and the published figures and rows in the colours of the same methods."""
+    legend = {method.slot: method.name for method in methods}
+    names = list(dict.fromkeys(series.name for own in facts for figure in own.figures for series in figure.series))
+    kinds = [method.kind for method in methods]
+    taken = Slots([*kinds, *map(kind_of, names)])
+    of_kind: dict[str, int] = {}
+    for method in methods:
+        taken.keep(method.slot)
+        of_kind.setdefault(method.kind, method.slot)
+    slots = {}
+    for name in names:
+        kind = kind_of(name)
+        slots[name] = of_kind[kind] if kind in of_kind else taken.of(kind)
+        of_kind |= {kind: slots[name]} if kind else {}
+        legend.setdefault(slots[name], name)
+    recoloured = []
+    for own in facts:
+        figures = [
+            dataclasses.replace(figure, series=[dataclasses.replace(s, slot=slots[s.name]) for s in figure.series])
+            for figure in own.figures
+        ]
+        tables = [
+            dataclasses.replace(table, slots=[of_kind.get(kind_of(row[0].text) or "-") for row in table.rows])
+            for table in own.tables
+        ]
+        recoloured.append(dataclasses.replace(own, figures=figures, tables=tables))
+    return legend, recoloured
 
 
 def write_report(report: Report, folder: Path, rasterise: Callable[[str], bytes] | None = None) -> Path:
@@ -117,26 +160,56 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} exists and is no report of ours, and is not overwritten; give another --out")
 
 
-def _add_figures(report: Report, runs: Sequence[Run]) -> None:
-    tables = {"Evaluation": evaluations(runs), "Cost": costs(runs)}
-    for heading, figures in all_figures(runs).items():
-        content = []
-        if table := tables.get(heading):
-            content.append(report.add_table(table))
+def _add_results(report: Report, runs: Sequence[Run], methods: Sequence[Method], *, explain: bool, remark: str) -> None:
+    """Add the answer: a sentence, methods by benchmarks with the differences beside, ablations, and every run."""
+    scores = find_scores(methods)
+    content = [f'<p class="remark">{safe(remark)}</p>' if remark else ""]
+    if answer := headline(scores):
+        content.append(f'<p class="headline"><bdi>{safe(answer)}</bdi></p><p class="soft">{safe(measured(scores))}</p>')
+    content.append(notice("What is missing", {run.name: run.notes for run in runs}))
+    table, figure = method_table(scores), forest(scores)
+    shown = report.add_table(table) if table else ""
+    drawn = report.add_figures([figure]) if figure else ""
+    content.append(f'<div class="answer"><div>{shown}</div>{drawn}</div>' if drawn else shown)
+    every = report.add_table(results(runs))
+    more = f"Every run: {len(runs)} rows, with rollouts, lengths and markers"
+    folded = table is not None and len(runs) > 1
+    content.append(f"<details><summary>{more}</summary>{every}</details>" if folded else every)
+    words = terms(open_=explain)
+    report.page.section("results", "Results", *([words] if explain else []), *content, *([] if explain else [words]))
+    if tables := ablations(scores):
+        about = "Methods that differ in one setting, by its value; the best of a column is bold."
+        each = (f"<div><h3>{safe(table.title)}</h3>{report.add_table(table)}</div>" for table in tables)
+        report.page.section(
+            "ablations", "Ablations", paragraph(about), f'<div class="pairs wider">{"".join(each)}</div>'
+        )
+
+
+def _add_figures(report: Report, runs: Sequence[Run], methods: Sequence[Method]) -> None:
+    tables = {
+        "Evaluation": [evaluation_profile(runs), evaluations(runs)],
+        "Cost": [costs(runs)],
+        "Epistemic markers": [marker_table(methods)],
+    }
+    several = any(len(method.runs) > 1 for method in methods)
+    for heading, figures in all_figures(methods).items():
+        content = [report.add_table(table) for table in tables.get(heading, ()) if table is not None]
         if heading == "Attention" and (lines := [line for run in runs if (line := alignment_note(run))]):
-            content.append(paragraph("Mean divergence. " + ". ".join(lines) + "."))
+            listed = f"Mean divergence. {'. '.join(lines)}."
+            folded = f"<details><summary>Mean divergence of {len(lines)} runs</summary>{paragraph(listed)}</details>"
+            content.append(paragraph(listed) if len(lines) < 4 else folded)
         content.append(report.add_figures(figures))
         if any(content):
             about = SECTIONS[heading]["about"].format(markers=", ".join(MARKERS))
+            about += f" {SEEDS}" if several and figures else ""
             report.page.section(slug(heading).lower(), heading, paragraph(about), *content)
 
 
-def _add_seeds(report: Report, runs: Sequence[Run]) -> None:
+def _add_seeds(report: Report, methods: Sequence[Method]) -> None:
     content = []
-    for number, members in enumerate(seed_groups(runs), 1):
-        table = seeds(runs, members, number)
+    for number, method in enumerate(seed_groups(methods), 1):
+        table = seeds(method, number)
         content += [f"<h3>{safe(table.title)}</h3>", report.add_table(table)]
-        content.append(report.add_figures(seed_figures(runs, members, number)))
     if content:
         about = "Runs whose configurations differ in nothing but the seed, put together."
         report.page.section("seeds", "Seeds", paragraph(about), *content)
@@ -176,16 +249,18 @@ def _add_samples(report: Report, runs: Sequence[Run]) -> None:
     report.page.section("samples", "Samples", explorer_html(shown, names))
 
 
-def _add_settings(report: Report, runs: Sequence[Run]) -> None:
+def _add_settings(report: Report, runs: Sequence[Run], methods: Sequence[Method]) -> None:
     content = []
-    if table := settings_that_differ(runs):
+    if table := training_settings(methods):
+        content += ["<h3>Training</h3>", report.add_table(table)]
+    if table := settings_that_differ(methods):
         content += ["<h3>What differs</h3>", report.add_table(table)]
     for run in runs:
         if run.config:
             text = write_yaml(run.config) + _about_machine(run)
             content.append(
-                f"<details><summary><bdi>{safe(run.name)}</bdi>: resolved configuration</summary>"
-                f"<pre>{safe(text[:_LONGEST_CONFIG])}</pre></details>"
+                f'<details class="config"><summary><bdi>{safe(run.name)}</bdi>: resolved configuration</summary>'
+                f'<pre tabindex="0">{safe(text[:_LONGEST_CONFIG])}</pre></details>'
             )
     if content:
         report.page.section("settings", "Settings", *content)
@@ -203,11 +278,12 @@ def _about_machine(run: Run) -> str:
     return "".join(f"\n# {line}" for line in lines)
 
 
-def _subtitle(runs: Sequence[Run], facts: Sequence[Facts]) -> str:
+def _subtitle(runs: Sequence[Run], methods: Sequence[Method], facts: Sequence[Facts]) -> str:
     models = dict.fromkeys(str(name) for run in runs if (name := run.setting("model", "name_or_path")))
     steps, samples = sum(run.spending.steps for run in runs), sum(len(run.samples) for run in runs)
     parts = [
         ", ".join(models),
+        f"{len(methods)} methods" if 1 < len(methods) < len(runs) else "",
         f"{steps:,} training steps" if steps else "",
         f"{samples:,} sampled completions" if samples else "",
         f"{len(facts)} files of published numbers" if len(facts) > 1 else "published numbers" if facts else "",

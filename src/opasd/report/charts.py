@@ -1,6 +1,7 @@
-"""Draw figures as SVG: in a page with the page's colours, or standalone with fixed ones.
+"""Draw figures as SVG: in a page with the page's colours, or standalone with title, legend and fixed colours.
 
-The page's script reads the scales of a plot and its points from `hover`, for the crosshair.
+`assets/charts.js` draws the same from `data`, in the page, when methods are hidden or the page is narrow: what changes
+here changes there, and the browser tests compare the two.
 """
 
 import math
@@ -10,32 +11,28 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any
 
-from opasd.analysis.curves import Point
 from opasd.errors import ConfigError
-from opasd.report.assets import CHART_STYLE, COLOURS, resolved
+from opasd.report import marks
+from opasd.report.assets import CHART_STYLE, COLOURS, mark, resolved
 from opasd.report.figure import Figure, Series
-from opasd.report.numbers import labels, percent
+from opasd.report.numbers import labels
 from opasd.report.text import printable, safe, shared_start, shortened
 
 WIDTH, PLOT_HEIGHT = 560, 236
-LEFT, RIGHT, BOTTOM = 52, 18, 46
-TOP = 22
-"""Height above the plot, for the label of the y axis."""
-LEGEND_ROW, CLOSE_ROW = 20, 17
-"""Height of a legend's row, with few and with many rows."""
-LONGEST_NAME = 34
+TOP, BOTTOM, ROW = 24, 46, 30
+"""Height above the plot, for the label of the y axis; below it, for the x axis; and of a forest's row."""
+LEGEND_ROW = 20
+LONGEST_NAME, LONGEST_LABEL = 34, 18
+"""Characters of a name in a legend, and beside a curve or a forest's row."""
 TITLE = 36
 """Height of the title that a standalone picture carries."""
-MAX_POINTS = 1200
-"""A curve with more points is drawn by the lowest and the highest point of each stretch."""
-_CHARACTER = 7.0
-"""The width of one character of the legend, roughly."""
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """The edges of the plot in the picture, and the numbers at its edges."""
 
+    width: float
     left: float
     right: float
     top: float
@@ -50,26 +47,26 @@ class _Frame:
         return self.bottom - (value - self.y[0]) / (self.y[1] - self.y[0]) * (self.bottom - self.top)
 
 
-def svg(figure: Figure, *, standalone: bool = False) -> str:
-    """Return the picture; a standalone one carries title, background and style."""
+def svg(figure: Figure, *, standalone: bool = False, width: float = WIDTH) -> str:
+    """Return the picture; a standalone one carries title, legend, background and style."""
     figure = _finite(figure)
-    legend, legend_height = _legend(figure)
-    top = TOP + legend_height + (TITLE if standalone else 0)
-    frame = _frame(figure, top)
-    height = round(frame.bottom + BOTTOM)
-    name = safe(f"{figure.title}: {figure.y_label} by {figure.x_label}")
+    legend, legend_height = _legend(figure, width) if standalone else ("", 0.0)
+    plot = frame(figure, TOP + legend_height + (TITLE if standalone else 0), width)
+    height = round(plot.bottom + BOTTOM)
+    name = safe(f"{figure.title}: {figure.y_label or 'difference'} by {figure.x_label or 'method'}")
     head = ">"
     if standalone:
         head = (
-            f' xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}">'
-            f'<style>{resolved(CHART_STYLE)}</style><rect class="back" width="{WIDTH}" height="{height}"/>'
+            f' xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}">'
+            f'<style>{resolved(CHART_STYLE)}</style><rect class="back" width="{width:g}" height="{height}"/>'
             f'<text class="title" x="16" y="26">{safe(figure.title)}</text>'
         )
-    draw = {"line": _lines, "bar": _bars, "scatter": _bubbles}[figure.kind]
+    draw = {"line": marks.lines, "bar": marks.bars, "scatter": marks.bubbles, "forest": marks.forest}[figure.kind]
+    direct = marks.direct_labels(figure, plot) if figure.kind == "line" and _labelled(figure) else ""
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"{head}'
+        f'<svg class="plot" viewBox="0 0 {width:g} {height}" role="img" aria-label="{name}"{head}'
         f'<g transform="translate(0 {TITLE if standalone else 0})">{legend}</g>'
-        f"{_axes(figure, frame)}{draw(figure, frame)}</svg>"
+        f"{_axes(figure, plot)}{draw(figure, plot)}{direct}</svg>"
     )
 
 
@@ -84,29 +81,29 @@ def rasteriser() -> Callable[[str], bytes]:
     return lambda picture: bytes(resvg_py.svg_to_bytes(svg_string=picture, zoom=3))
 
 
-def hover(figure: Figure) -> dict[str, Any]:
-    """Return what the page's script needs: the figure's plot, scales and points."""
+def data(figure: Figure) -> dict[str, Any]:
+    """Return the figure as the page's script draws it."""
     figure = _finite(figure)
-    frame = _frame(figure, TOP + _legend(figure)[1])
     return {
         "id": figure.id,
         "kind": figure.kind,
-        "plot": [frame.left, frame.right, frame.top, frame.bottom],
-        "x": [*frame.x],
-        "y": [*frame.y],
-        "xl": figure.x_label,
-        "yl": figure.y_label,
+        "title": printable(figure.title),
+        "xl": printable(figure.x_label),
+        "yl": printable(figure.y_label),
         "pct": figure.percent,
+        "zero": figure.from_zero,
         "cat": [printable(name) for name in figure.categories],
-        "series": list(map(_hover_series, figure.series)),
+        "marks": list(figure.x_marks),
+        "series": list(map(_series_data, figure.series)),
     }
 
 
-def _hover_series(series: Series) -> dict[str, Any]:
+def _series_data(series: Series) -> dict[str, Any]:
     points = [_compact(point) for point in series.points]
     columns = {"lo": _compact(series.low), "hi": _compact(series.high), "s": _compact(series.sizes)}
-    values: dict[str, Any] = {"n": printable(series.name), "r": series.run, "p": points}
+    values: dict[str, Any] = {"n": printable(series.name), "r": series.slot, "p": points}
     values |= {"f": 1} if series.faint else {}
+    values |= {"m": 1} if series.marks else {}
     return values | {name: column for name, column in columns.items() if column}
 
 
@@ -137,10 +134,18 @@ def _drawable(value: float) -> bool:
     return math.isfinite(value) and abs(value) < 1e300
 
 
-def _frame(figure: Figure, top: float) -> _Frame:
+def frame(figure: Figure, top: float, width: float) -> Frame:
+    """Return the plot's place in the picture and its scales: its margins hold the labels, whatever their length."""
+    figure = _finite(figure)
     xs = [x for series in figure.series for x, _ in series.points] or [0.0]
     ys = [y for series in figure.series for _, y in series.points] or [0.0]
-    ys += [v for series in figure.series for v in (*series.low, *series.high) if _drawable(v)]
+    ends = [v for series in figure.series for v in (*series.low, *series.high) if _drawable(v)]
+    if figure.kind == "forest":
+        x = _padded(min([*xs, *ends, 0.0]), max([*xs, *ends, 0.0]), 0.06)
+        rows = len(figure.categories)
+        left = 14 + marks.CHARACTER * max((min(len(name), LONGEST_LABEL) for name in figure.categories), default=0)
+        return Frame(width, left, width - marks.value_room(width), top, top + ROW * rows, x, (rows - 0.5, -0.5))
+    ys += ends
     if figure.kind == "bar":
         x = (-0.5, len(figure.categories) - 0.5) if figure.categories else (-0.5, 0.5)
     else:
@@ -155,7 +160,19 @@ def _frame(figure: Figure, top: float) -> _Frame:
         y_high = 0.0
     if figure.percent and low >= 0 and high <= 1:
         y_low, y_high = max(y_low, 0.0), min(y_high, 1.0)
-    return _Frame(LEFT, WIDTH - RIGHT, top, top + PLOT_HEIGHT, x, (y_low, y_high))
+    widest = max(map(len, labels(ticks(y_low, y_high), percent=figure.percent)), default=0)
+    right = 20.0
+    if _labelled(figure):
+        names = [shortened(series.name, LONGEST_LABEL) for series in figure.series if not series.faint]
+        right = 26 + marks.CHARACTER * max(map(len, names), default=0)
+    left = 16 + marks.CHARACTER * widest
+    return Frame(width, left, width - min(right, width / 3), top, top + PLOT_HEIGHT, x, (y_low, y_high))
+
+
+def _labelled(figure: Figure) -> bool:
+    """Return whether there is room for a name at the end of each bold curve."""
+    bold = [series for series in figure.series if series.points and not series.faint]
+    return figure.kind == "line" and 0 < len(bold) <= COLOURS
 
 
 def _padded(low: float, high: float, share: float) -> tuple[float, float]:
@@ -166,58 +183,66 @@ def _padded(low: float, high: float, share: float) -> tuple[float, float]:
     return low - span * share, high + span * share
 
 
-def _axes(figure: Figure, frame: _Frame) -> str:
+def _axes(figure: Figure, frame: Frame) -> str:
     parts = []
-    marks = ticks(*frame.y)
-    for value, text in zip(marks, labels(marks, percent=figure.percent), strict=True):
-        y = frame.down(value)
-        parts.append(f'<line class="grid" x1="{frame.left:g}" y1="{y:.1f}" x2="{frame.right:g}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{frame.left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+    if figure.kind != "forest":
+        marked = ticks(*frame.y)
+        for value, text in zip(marked, labels(marked, percent=figure.percent), strict=True):
+            y = frame.down(value)
+            parts.append(f'<line class="grid" x1="{frame.left:.1f}" y1="{y:.1f}" x2="{frame.right:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text x="{frame.left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     base = frame.down(0) if figure.kind == "bar" and frame.y[0] < 0 < frame.y[1] else frame.bottom
-    parts.append(f'<line class="axis" x1="{frame.left:g}" y1="{base:.1f}" x2="{frame.right:g}" y2="{base:.1f}"/>')
-    if figure.categories:
-        room = int((frame.right - frame.left) / max(len(figure.categories), 1) / _CHARACTER)
-        marks = range(len(figure.categories))
-        texts = [safe(shortened(name, max(room, 4))) for name in figure.categories]
-    else:
-        whole = all(float(x).is_integer() for series in figure.series for x, _ in series.points)
-        marks = ticks(*frame.x, 7, whole=whole)
-        texts = map(escape, labels(marks))
-    for value, text in zip(marks, texts, strict=True):
-        x = frame.across(value)
-        parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>')
+    parts.append(f'<line class="axis" x1="{frame.left:.1f}" y1="{base:.1f}" x2="{frame.right:.1f}" y2="{base:.1f}"/>')
+    for place, text in _x_marks(figure, frame):
+        half = marks.CHARACTER * len(text) / 2
+        x = (
+            min(max(frame.across(place), half), frame.right + 20 - half)
+            if figure.kind != "bar"
+            else frame.across(place)
+        )
+        parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{safe(text)}</text>')
     middle = (frame.left + frame.right) / 2
-    label = "" if figure.categories else safe(shortened(figure.x_label, 70))
-    parts.append(f'<text x="{middle:g}" y="{frame.bottom + 38:.1f}" text-anchor="middle">{label}</text>')
-    parts.append(f'<text x="16" y="{frame.top - 13:.1f}">{safe(shortened(figure.y_label, 60))}</text>')
+    label = "" if figure.categories and figure.kind == "bar" else safe(shortened(figure.x_label, 70))
+    parts.append(f'<text x="{middle:.1f}" y="{frame.bottom + 38:.1f}" text-anchor="middle">{label}</text>')
+    parts.append(f'<text x="12" y="{frame.top - 12:.1f}">{safe(shortened(figure.y_label, 60))}</text>')
     return "".join(parts)
 
 
-def _legend(figure: Figure) -> tuple[str, float]:
-    """Return the runs' names in their colours, in as many rows as they need, and the height of the legend."""
+def _x_marks(figure: Figure, frame: Frame) -> list[tuple[float, str]]:
+    """Return where the x axis has its marks, and their texts: those of the data where it has some, as many as fit."""
+    if figure.categories and figure.kind == "bar":
+        room = int((frame.right - frame.left) / max(len(figure.categories), 1) / marks.CHARACTER)
+        return [(float(n), shortened(name, max(room, 3))) for n, name in enumerate(figure.categories)]
+    if figure.x_marks:
+        kept: list[tuple[float, str]] = []
+        for value in figure.x_marks:
+            text = f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+            if not kept or frame.across(value) - frame.across(kept[-1][0]) > marks.CHARACTER * (len(text) + 1):
+                kept.append((value, text))
+        return kept
+    whole = figure.kind != "forest" and all(float(x).is_integer() for series in figure.series for x, _ in series.points)
+    marked = ticks(*frame.x, max(2, int((frame.right - frame.left) / 56)), whole=whole)
+    return list(zip(marked, labels(marked), strict=True))
+
+
+def _legend(figure: Figure, width: float) -> tuple[str, float]:
+    """Return the names in their colours, in as many rows as they need, and the height of the legend."""
+    if _labelled(figure) or figure.kind == "forest":
+        return "", 0.0
     shown = (series for series in figure.series if series.points and not series.faint)
-    names = dict.fromkeys((series.name, series.run) for series in shown)
-    texts = [printable(shortened(name, LONGEST_NAME)) for name in without_shared_start([name for name, _ in names])]
-    widths = [26 + _CHARACTER * len(text) + 14 for text in texts]
-    row = LEGEND_ROW
-    if len(names) > COLOURS:
-        widths, row = [max(widths)] * len(widths), CLOSE_ROW
+    names = dict.fromkeys((series.name, series.slot) for series in shown)
+    texts = [shortened(name, LONGEST_NAME) for name in without_shared_start([name for name, _ in names])]
     parts, x, y = [], 16.0, 14.0
-    for (name, run), text, width in zip(names, texts, widths, strict=True):
-        if x > 16 and x + width > WIDTH:
-            x, y = 16.0, y + row
-        colour = run % COLOURS
-        sample = (
-            f'<path class="curve k{colour}{_dash(run)}" d="M{x:.0f} {y - 4:.0f}h18"/>'
-            if figure.kind == "line"
-            else f'<rect class="f{colour}" x="{x + 3:.0f}" y="{y - 10:.0f}" width="12" height="12" rx="3"/>'
-        )
+    for (_, slot), text in zip(names, texts, strict=True):
+        wide = 26 + marks.CHARACTER * len(text) + 12
+        if x > 16 and x + wide > width:
+            x, y = 16.0, y + LEGEND_ROW
         parts.append(
-            f'<g class="run{run}">{sample}<text class="name" x="{x + 24:.0f}" y="{y:.0f}">{escape(text)}'
-            f"<title>{safe(name)}</title></text></g>"
+            f'<g class="run{slot}">{mark(slot, x + 8, y - 4, 5)}'
+            f'<text class="name" x="{x + 22:.1f}" y="{y:.1f}">{safe(text)}</text></g>'
         )
-        x += width
-    return "".join(parts), y + 12 if parts else 8.0
+        x += wide
+    return "".join(parts), y + 14 if parts else 0.0
 
 
 def without_shared_start(names: Sequence[str]) -> Sequence[str]:
@@ -227,96 +252,6 @@ def without_shared_start(names: Sequence[str]) -> Sequence[str]:
     shared = len(shared_start(names))
     cut = max(names[0].rfind(separator, 0, shared) for separator in "-_/ ") + 1
     return names if any(len(name) == cut for name in names) else [name[cut:] for name in names]
-
-
-def _lines(figure: Figure, frame: _Frame) -> str:
-    parts = []
-    # Raw values and bands of many runs would hide the curves.
-    many = len({series.run for series in figure.series}) > COLOURS
-    for series in sorted(figure.series, key=lambda series: not series.faint):
-        if many and series.faint:
-            continue
-        colour, dash = series.run % COLOURS, _dash(series.run)
-        points = [(frame.across(x), frame.down(y)) for x, y in series.points]
-        inner = ""
-        if series.low and not many:
-            edge = [(x, frame.down(v)) for (x, _), v in zip(points, series.low, strict=True) if _drawable(v)]
-            back = [(x, frame.down(v)) for (x, _), v in zip(points, series.high, strict=True) if _drawable(v)][::-1]
-            inner += f'<polygon class="band f{colour}" points="{_join([*edge, *back])}"/>'
-        faint = " faint" if series.faint else ""
-        inner += f'<polyline class="curve k{colour}{dash}{faint}" points="{_join(_thinned(points))}"/>'
-        if series.marks and len(points) <= 60:
-            inner += "".join(f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.4"/>' for x, y in points)
-        parts.append(f'<g class="run{series.run}">{inner}</g>')
-    return "".join(parts)
-
-
-def _bars(figure: Figure, frame: _Frame) -> str:
-    shown = [series for series in figure.series if series.points]
-    group = (frame.right - frame.left) / max(len(figure.categories), 1)
-    width = min(group * 0.8 / max(len(shown), 1), 54)
-    texts = [[percent(y) if figure.percent else f"{y:.3g}" for _, y in series.points] for series in shown]
-    fits = _CHARACTER * max((len(text) for own in texts for text in own), default=0) <= width + 8
-    zero = frame.down(min(max(0.0, frame.y[0]), frame.y[1]))
-    parts = []
-    for number, series in enumerate(shown):
-        colour, inner = series.run % COLOURS, ""
-        for index, (x, y) in enumerate(series.points):
-            left = frame.across(x) + (number - len(shown) / 2) * width
-            end = frame.down(y)
-            inner += (
-                f'<rect class="f{colour}" x="{left + 1:.1f}" y="{min(end, zero):.1f}" width="{max(width - 2, 1):.1f}" '
-                f'height="{max(abs(end - zero), 0.6):.1f}" rx="2"/>'
-            )
-            if series.low:
-                middle, low, high = left + width / 2, frame.down(series.low[index]), frame.down(series.high[index])
-                inner += f'<line class="whisker" x1="{middle:.1f}" y1="{low:.1f}" x2="{middle:.1f}" y2="{high:.1f}"/>'
-            elif fits:
-                above = end - 5 if y >= 0 else end + 14
-                text = escape(texts[number][index])
-                inner += f'<text x="{left + width / 2:.1f}" y="{above:.1f}" text-anchor="middle">{text}</text>'
-        if len(series.points) == 1:
-            ((_, y),) = series.points
-            inner += f"<title>{safe(series.name)}: {percent(y) if figure.percent else f'{y:,.4g}'}</title>"
-        parts.append(f'<g class="run{series.run}">{inner}</g>')
-    return "".join(parts)
-
-
-def _bubbles(figure: Figure, frame: _Frame) -> str:
-    largest = max((size for series in figure.series for size in series.sizes), default=0.0)
-    parts = []
-    for series in figure.series:
-        colour, inner = series.run % COLOURS, ""
-        for index, (x, y) in enumerate(series.points):
-            size = series.sizes[index] if series.sizes else largest
-            radius = 26 * math.sqrt(size / largest) if largest > 0 and size > 0 else 6.0
-            inner += (
-                f'<circle class="bubble f{colour} k{colour}" cx="{frame.across(x):.1f}" cy="{frame.down(y):.1f}" '
-                f'r="{max(radius, 4):.1f}"/><circle class="f{colour}" cx="{frame.across(x):.1f}" '
-                f'cy="{frame.down(y):.1f}" r="2.5"/>'
-            )
-        parts.append(f'<g class="run{series.run}">{inner}</g>')
-    return "".join(parts)
-
-
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """Return at most MAX_POINTS points that keep every peak."""
-    if len(points) <= MAX_POINTS:
-        return points
-    stretch = math.ceil(2 * len(points) / MAX_POINTS)
-    thinned = []
-    for start in range(0, len(points), stretch):
-        part = points[start : start + stretch]
-        thinned += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
-    return thinned
-
-
-def _join(points: Sequence[Point]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _dash(run: int) -> str:
-    return f" d{min(run // COLOURS, 3)}" if run >= COLOURS else ""
 
 
 def _compact(values: Sequence[float]) -> list[float]:

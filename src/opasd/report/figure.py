@@ -10,16 +10,16 @@ from opasd.report.text import csv_text
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour. `low` and `high` are a band around a line or the whiskers of a bar."""
+    """Points of one colour. `low` and `high` are a band around a line or the whiskers of a bar or a forest's row."""
 
     name: str
-    run: int
-    """The number of the run, which decides the colour: one run has one colour everywhere."""
+    slot: int
+    """The slot of the method, which decides colour and mark: one method has one colour everywhere."""
     points: Sequence[Point]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     faint: bool = False
-    """Whether these are raw values behind a smoothed curve."""
+    """Whether this is a thin line behind a bold one: a seed behind the mean, raw values behind a smoothed curve."""
     sizes: Sequence[float] = ()
     """Areas of a scatter's bubbles."""
     marks: bool = False
@@ -32,13 +32,15 @@ class Figure:
 
     id: str
     title: str
-    kind: Literal["line", "bar", "scatter"]
+    kind: Literal["line", "bar", "scatter", "forest"]
     x_label: str
     y_label: str
     series: Sequence[Series]
     caption: str = ""
     categories: Sequence[str] = ()
-    """Names of a bar chart's groups: x is the number of the group."""
+    """Names of a bar chart's groups: x is the number of the group; of a forest's rows: y is the number of the row."""
+    x_marks: Sequence[float] = ()
+    """Where the x axis has its marks; round numbers if empty."""
     from_zero: bool = False
     percent: bool = False
     """Whether values are shares, shown as per cent."""
@@ -56,10 +58,12 @@ def to_csv(figure: Figure) -> str:
     header = ["series", figure.x_label, figure.y_label]
     rows: list[list[str | float]] = [[*header, *(["low", "high"] if has_band else []), *(["size"] if has_size else [])]]
     for series in figure.series:
-        name = f"{series.name} (raw)" if series.faint else series.name
         for index, (x, y) in enumerate(series.points):
             whole = float(x).is_integer()
-            row = [name, figure.categories[int(x)] if figure.categories else int(x) if whole else x, y]
+            place = int(x) if whole else x
+            if figure.categories and figure.kind == "bar":
+                place = figure.categories[int(x)]
+            row = [series.name, place, figure.categories[int(y)] if figure.kind == "forest" else y]
             if has_band:
                 row += [series.low[index], series.high[index]] if series.low else ["", ""]
             if has_size:

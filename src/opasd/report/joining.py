@@ -16,18 +16,30 @@ def join(rows: Sequence[Run], model: Run) -> bool:
         return False
     known = {(result.benchmark, result.budget) for result in model.results}
     row.results = [own for own in row.results if (own.benchmark, own.budget) not in known] + model.results
-    # With the same seeds, an answer within a smaller budget is the beginning of the longer one.
+    _join_answers(row, model)
+    row.notes += model.notes
+    if model.evaluation and (row.evaluation is None or model.evaluation.is_dir() > row.evaluation.is_dir()):
+        row.evaluation = model.evaluation
+    row.conditions = row.conditions.joined_with(model.conditions)
+    return True
+
+
+def _join_answers(row: Run, model: Run) -> None:
+    """Keep the answers of the larger budget for each benchmark, and the longer ones of the same budget.
+
+    Answers of two budgets are never mixed: without fixed seeds they are other answers."""
+    smaller = {name for name, most in row.conditions.budgets.items() if most < model.conditions.budgets.get(name, 0)}
+    larger = {name for name, most in model.conditions.budgets.items() if most < row.conditions.budgets.get(name, 0)}
+    for own, added in ((row.samples, model.samples), (row.without_text, model.without_text)):
+        own[:] = [sample for sample in own if sample.dataset not in smaller]
+        added[:] = [sample for sample in added if sample.dataset not in larger]
+    # With the same seeds, an answer that was cut short is the beginning of the longer one.
     lengths = {sample.key: sample.tokens for sample in (*model.samples, *model.without_text)}
     row.samples = [sample for sample in row.samples if sample.tokens > lengths.get(sample.key, -1)]
     row.without_text = [sample for sample in row.without_text if sample.tokens > lengths.get(sample.key, -1)]
     longer = {sample.key for sample in (*row.samples, *row.without_text)}
     row.samples += [sample for sample in model.samples if sample.key not in longer]
     row.without_text += [sample for sample in model.without_text if sample.key not in longer]
-    row.notes += model.notes
-    if model.evaluation and (row.evaluation is None or model.evaluation.is_dir() > row.evaluation.is_dir()):
-        row.evaluation = model.evaluation
-    row.conditions = row.conditions.joined_with(model.conditions)
-    return True
 
 
 def attach(runs: list[Run], model: Run) -> None:

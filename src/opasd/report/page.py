@@ -10,21 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opasd.report.assets import CHART_STYLE, COLOURS, DARK, LIGHT, asset, dot, template
-from opasd.report.charts import hover, svg, without_shared_start
+from opasd.report.charts import data, svg, without_shared_start
 from opasd.report.figure import Figure
 from opasd.report.tables import Table, forms, to_html
 from opasd.report.text import digest, embedded, safe
 
 GENERATOR = "opasd report"
+VIEWER = ("viewer.js",)
 
 
 class Page:
     """Sections in order, and the data that the page's scripts read."""
 
-    def __init__(self, title: str, subtitle: str, runs: Sequence[str] = ()) -> None:
+    def __init__(self, title: str, subtitle: str, legend: Mapping[int, str] | None = None) -> None:
         self.title = title
         self.subtitle = subtitle
-        self.runs = runs
+        self.legend = legend or {}
+        """Slot ─► name of the methods on the page."""
         self._sections: list[tuple[str, str, str]] = []
         self._figures: list[dict[str, Any]] = []
         self._tables: dict[str, dict[str, str]] = {}
@@ -64,14 +66,14 @@ class Page:
         dots = "".join(f".dot.c{n}{{--dot:var(--run{n})}}" for n in range(COLOURS))
         style = template("theme.css", light=LIGHT, dark=DARK) + CHART_STYLE + dots + asset("page.css")
         style += asset("viewer.css") if self._viewer else ""
-        scripts = [asset("page.js"), *([asset("viewer.js")] if self._viewer else [])]
-        data = {"figure-data": self._figures, "table-data": self._tables, "chart-style": CHART_STYLE, **self._data}
+        scripts = [asset("charts.js"), asset("math.js"), asset("page.js"), *map(asset, VIEWER if self._viewer else ())]
+        blobs = {"figure-data": self._figures, "table-data": self._tables, "chart-style": CHART_STYLE, **self._data}
         sections = "".join(
             f'<section id="{name}">{f"<h2>{safe(heading)}</h2>" if heading else ""}{content}</section>'
             for name, heading, content in self._sections
         )
         blocks = "".join(
-            f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in data.items()
+            f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in blobs.items()
         )
         document = template(
             "page.html",
@@ -90,7 +92,7 @@ class Page:
         return f"{document}\n"
 
     def _figure(self, figure: Figure) -> str:
-        self._figures.append(hover(figure))
+        self._figures.append(data(figure))
         caption = f'<p class="soft small">{safe(figure.caption)}</p>' if figure.caption else ""
         tools = "".join(
             f'<button type="button" class="tool" data-get="{kind}">{kind.upper()}</button>'
@@ -102,15 +104,16 @@ class Page:
         )
 
     def _chips(self) -> str:
-        if len(self.runs) < 2:
+        if len(self.legend) < 2:
             return ""
+        parts = without_shared_start(list(self.legend.values()))
         chips = "".join(
-            f'<button type="button" class="chip" data-run="{number}" aria-pressed="true" title="{safe(name)}">'
-            f'<i class="{dot(number)}"></i><bdi>{safe(part)}</bdi></button>'
-            for number, (name, part) in enumerate(zip(self.runs, without_shared_start(self.runs), strict=True))
+            f'<button type="button" class="chip" data-run="{slot}" aria-pressed="true" title="{safe(name)}">'
+            f'<i class="{dot(slot)}"></i><bdi>{safe(part)}</bdi></button>'
+            for (slot, name), part in zip(self.legend.items(), parts, strict=True)
         )
-        every = '<button type="button" class="tool" id="every-run">hide all</button>' if len(self.runs) > 2 else ""
-        return f'<div class="chips" role="group" aria-label="Runs shown">{every}{chips}</div>'
+        every = '<button type="button" class="tool" id="every-run">hide all</button>' if len(self.legend) > 2 else ""
+        return f'<div class="chips" role="group" aria-label="Methods shown" tabindex="0">{every}{chips}</div>'
 
 
 def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[str]]]:
@@ -124,12 +127,18 @@ def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[
 
 
 def notice(heading: str, items: Mapping[str, Sequence[str]]) -> str:
-    """Return a box with each name and its remarks, for the reader to see first."""
+    """Return one line that folds out: how many remarks there are, and below it each name with its own."""
     rows = ""
     for names, remarks in alike(items):
         bold = ", ".join(f"<b><bdi>{safe(name)}</bdi></b>" for name in names)
         rows += f"<li>{bold}: {safe('; '.join(remarks))}</li>"
-    return f'<div class="notice"><b>{safe(heading)}</b><ul>{rows}</ul></div>' if rows else ""
+    concerned = sum(map(bool, items.values()))
+    many = f"{concerned} of {len(items)} runs" if len(items) > 1 else "this run"
+    return (
+        f'<details class="notice"><summary><b>{safe(heading)}</b>: remarks on {many}</summary><ul>{rows}</ul></details>'
+        if rows
+        else ""
+    )
 
 
 def paragraph(text: str) -> str:

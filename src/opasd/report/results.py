@@ -91,10 +91,10 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
     for (benchmark, budget, samples, reasons), members in sorted(groups.items(), key=lambda item: item[0][:3]):
         rows.append([Cell(f"{benchmark}, up to {budget:,} tokens, {samples} samples a problem{reasons}")])
         rows += [_evaluation_row(runs[n].name, result) for n, result in members]
-        owners += [None, *(n for n, _ in members)]
+        owners += [None, *(runs[n].slot for n, _ in members)]
     note = "In per cent. In brackets: 95 % intervals by bootstrap over problems. n is the number of samples."
     header = ["model", "Avg@n", "Pass@n", "Maj@n", "tokens", "truncated"]
-    return Table("evaluations", "Evaluations", header, rows, note, runs=owners)
+    return Table("evaluations", "Evaluations", header, rows, note, slots=owners)
 
 
 def _evaluation_row(name: str, result: BenchmarkResult) -> list[Cell]:
@@ -136,7 +136,7 @@ def _by_run(table_id: str, title: str, runs: Sequence[Run], columns: Sequence[Co
     """Return a table with a row for each run, without the columns in which no run has a value."""
     columns = [(name, cells) for name, cells in columns if any(cell.text not in ("", "–") for cell in cells)]
     rows = [[Cell(run.name), *(cells[n] for _, cells in columns)] for n, run in enumerate(runs)]
-    return Table(table_id, title, ["run", *(name for name, _ in columns)], rows, note, runs=tuple(range(len(runs))))
+    return Table(table_id, title, ["run", *(name for name, _ in columns)], rows, note, slots=[run.slot for run in runs])
 
 
 def _estimate(estimate: Estimate | None, *, sign: bool = False) -> Cell:

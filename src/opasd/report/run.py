@@ -91,6 +91,8 @@ class Run:
     """Records of the attention viewer."""
     notes: list[str] = field(default_factory=list)
     """Remarks about missing and damaged files."""
+    slot: int = 0
+    """The number of its method's colour (`methods.find_methods`)."""
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
@@ -119,10 +121,11 @@ class Run:
         """The marker counts of the samples, by data set."""
         counts: defaultdict[str, list[MarkerCounts]] = defaultdict(list)
         for sample in self.samples:
-            counts[sample.dataset].append(MarkerCounts(count_markers(sample.text), sample.tokens, sample.correct))
+            found = count_markers(sample.text)
+            counts[sample.dataset].append(_counts(found, sample))
         for sample in self.without_text:
             if sample.markers is not None:
-                counts[sample.dataset].append(MarkerCounts(sample.markers, sample.tokens, sample.correct))
+                counts[sample.dataset].append(_counts(sample.markers, sample))
         return dict(counts)
 
     def curve(self, name: str) -> list[Point]:
@@ -133,16 +136,25 @@ class Run:
         results = [result for result in self.results if result.benchmark == benchmark]
         return max(results, key=lambda result: result.budget, default=None)
 
-    def shares(self, dataset: str) -> dict[str, float]:
-        """Return the share of right samples by problem: of graded answers, or else of the result with most tokens."""
+    def budgets(self, dataset: str) -> list[int]:
+        """Return the budgets of the results on a data set that have a verdict for each problem, in order."""
+        return sorted(result.budget for result in self.results if result.benchmark == dataset and result.correct)
+
+    def shares(self, dataset: str, budget: int | None = None) -> dict[str, float]:
+        """Return the share of right samples by problem, of the result with this budget.
+
+        Without a budget, of the result with most tokens; where there is no result, of the graded answers."""
+        wanted = budget if budget is not None else max(self.budgets(dataset), default=None)
+        for result in self.results:
+            if (result.benchmark, result.budget) == (dataset, wanted) and result.correct:
+                return result.correct
+        if self.budgets(dataset):
+            return {}
         verdicts: defaultdict[str, list[bool]] = defaultdict(list)
         for answer in self.answers.get(dataset, ()):
             if answer.correct is not None:
                 verdicts[answer.problem].append(answer.correct)
-        if verdicts:
-            return {problem: sum(own) / len(own) for problem, own in verdicts.items()}
-        results = [result for result in self.results if result.benchmark == dataset and result.correct]
-        return max(results, key=lambda result: result.budget).correct if results else {}
+        return {problem: sum(own) / len(own) for problem, own in verdicts.items()}
 
     def setting(self, *path: str) -> Any:
         """Return a value of the configuration; None if it is not known."""
@@ -159,3 +171,7 @@ class Run:
         if token is None or attention is None:
             return ""
         return "OPSD" if attention == 0 else "attention only" if token == 0 else "OPASD"
+
+
+def _counts(markers: Mapping[str, int], sample: RecordedSample) -> MarkerCounts:
+    return MarkerCounts(markers, sample.tokens, sample.correct, f"{sample.dataset} {sample.problem}")

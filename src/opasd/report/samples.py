@@ -105,6 +105,7 @@ def _data(runs: Sequence[Run], chosen: Sequence[NumberedSample], longest: int) -
         )
     return {
         "runs": [printable(run.name) for run in runs],
+        "slots": [run.slot for run in runs],
         "sets": [printable(name) for name in sets],
         "questions": [list(problem) for problem in questions],
         "rows": rows,

@@ -55,8 +55,8 @@ def _comparison(runs: Sequence[Run], group: Group, *, is_open: bool) -> str:
     (first, reference), *others = group.items()
     partings = {number: first_divergence(reference.text, answer.text) for number, answer in others}
     # The reference is marked where the next answer leaves it.
-    cards = _card(runs[first].name, first, reference, partings[others[0][0]])
-    cards += "".join(_card(runs[n].name, n, answer, partings[n], reference) for n, answer in others)
+    cards = _card(runs[first], reference, partings[others[0][0]])
+    cards += "".join(_card(runs[n], answer, partings[n], reference) for n, answer in others)
     step = "" if reference.step is None or reference.key[1] is None else f", step {reference.step}"
     question = safe(shortened(reference.question or reference.problem, 700))
     known = f"Known answer: <b><bdi>{safe(shortened(reference.answer, 200))}</bdi></b>"
@@ -68,9 +68,7 @@ def _comparison(runs: Sequence[Run], group: Group, *, is_open: bool) -> str:
     )
 
 
-def _card(
-    name: str, run: int, answer: RecordedSample, parting: Divergence | None, reference: RecordedSample | None = None
-) -> str:
+def _card(run: Run, answer: RecordedSample, parting: Divergence | None, reference: RecordedSample | None = None) -> str:
     """Return one answer, with what differs from the reference unless it is the reference itself."""
     badges, facts = [_VERDICTS[answer.correct]], [f"{answer.tokens:,} tokens"]
     if reference is not None:
@@ -89,8 +87,9 @@ def _card(
     shown = "".join(f'<span class="badge {style}">{text}</span>' for text, style in badges)
     shared = parting and (parting.first if reference is None else parting.second)
     return (
-        f'<div class="run{run}"><div class="line"><b><i class="{dot(run)}"></i><bdi>{safe(name)}</bdi></b>'
-        f'{shown}</div><div class="soft small">{safe(", ".join(facts))}</div>{_marked(answer.text, shared)}</div>'
+        f'<div class="run{run.slot}"><div class="line"><b><i class="{dot(run.slot)}"></i>'
+        f'<bdi>{safe(run.name)}</bdi></b>{shown}</div><div class="soft small">{safe(", ".join(facts))}</div>'
+        f"{_marked(answer.text, shared)}</div>"
     )
 
 

@@ -1,25 +1,21 @@
 """Runs of one experiment: which they are, what they reached together, and the settings in which runs differ."""
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opasd.analysis.curves import Point, ends, number
+from opasd.analysis.curves import Point, ends
 from opasd.analysis.seeds import summarise
 from opasd.report.accuracy import capital, telling_measures
-from opasd.report.figure import Figure, Series
+from opasd.report.methods import IDENTITY, Method, flat
 from opasd.report.run import Run
 from opasd.report.tables import Cell, Table
-from opasd.report.text import shared_start
 from opasd.rounding import MINUS, fixed, per_cent
 
 LAST = 0.2
 """The share of a run's steps over which its final rollout figures are means."""
-_SAME_EXPERIMENT = {("name",), ("output_dir",), ("train", "seed")}
-"""Settings in which runs of one experiment may differ."""
 _MANY = 6
-"""With more runs than these, the table of settings has a row for each run instead of a column."""
+"""With more methods than these, the table of settings has a row for each instead of a column."""
 
 
 def tail(points: Sequence[Point]) -> list[float]:
@@ -39,26 +35,15 @@ def validated_measures(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(name, m) for name in names for m in telling_measures(runs, name) if "@" in m and m != "pass@1"]
 
 
-def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
-    """Return the numbers of the runs with one configuration and different seeds, for each such configuration."""
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for n, run in enumerate(runs):
-        if run.config and run.steps:
-            settings = {path: value for path, value in flat(run.config).items() if path not in _SAME_EXPERIMENT}
-            groups[repr(sorted(settings.items(), key=repr))].append(n)
-    for members in groups.values():
-        members.sort(key=lambda n: number(runs[n].setting("train", "seed")) or 0.0)
-    return [
-        members for members in groups.values() if len({repr(runs[n].setting("train", "seed")) for n in members}) > 1
-    ]
+def seeds(method: Method, number: int) -> Table:
+    """Return the table of one method: its runs, then mean, sample standard deviation and 95 % interval.
 
-
-def seeds(runs: Sequence[Run], members: Sequence[int], group: int) -> Table:
-    """Return the table of one experiment: its runs, then mean, sample standard deviation and 95 % interval."""
-    chosen = [runs[n] for n in members]
+    A run that lacks a measure has a dash there, and the statistics are those of the others."""
+    chosen = method.runs
     measures: dict[str, list[float | None]] = {}
     for name in evaluated_sets(chosen):
-        shares = [list(run.shares(name).values()) for run in chosen]
+        budget = max((most for run in chosen for most in run.budgets(name)), default=None)
+        shares = [list(run.shares(name, budget).values()) for run in chosen]
         measures[f"{name}, %"] = [_mean(values, per_cent) for values in shares]
     for name, measure in validated_measures(chosen):
         curves = [run.validation.get(name, {}).get(measure) for run in chosen]
@@ -69,15 +54,11 @@ def seeds(runs: Sequence[Run], members: Sequence[int], group: int) -> Table:
         ("attention divergence", "attention/divergence", float),
     ):
         measures[title] = [_mean(tail(run.curve(metric)), scale) for run in chosen]
-    columns = {
-        name: known
-        for name, values in measures.items()
-        if len(known := [value for value in values if value is not None]) == len(values)
-    }
+    columns = {name: values for name, values in measures.items() if any(value is not None for value in values)}
     names = [f"seed {run.setting('train', 'seed')}" for run in chosen]
-    title = f"Seeds of {_common_name([run.name for run in chosen])}"
     caption = f"Last values; rollout figures: mean of the last {100 * LAST:.0f} % of the steps."
-    return summary_table(f"seeds-{group}", title, "seed", names, columns, caption, runs=members)
+    slots = [method.slot] * len(chosen)
+    return summary_table(f"seeds-{number}", f"Seeds of {method.name}", "seed", names, columns, caption, slots=slots)
 
 
 def summary_table(
@@ -85,13 +66,16 @@ def summary_table(
     title: str,
     first: str,
     names: Sequence[str],
-    columns: dict[str, list[float]],
+    columns: Mapping[str, Sequence[float | None]],
     caption: str,
     *,
-    runs: Sequence[int] = (),
+    slots: Sequence[int] = (),
 ) -> Table:
-    """Return the numbers in rows, then their mean, sample standard deviation and 95 % t-interval's half width."""
-    digits = {name: _digits(values) if name.endswith("divergence") else 2 for name, values in columns.items()}
+    """Return the numbers in rows, then their mean, sample standard deviation and 95 % t-interval's half width.
+
+    A dash is a number that is missing; the statistics are those of the others."""
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    digits = {name: _digits(values) if name.endswith("divergence") else 2 for name, values in known.items()}
 
     def row(name: str, values: dict[str, float | None], sign: str = "") -> list[Cell]:
         texts = {column: fixed(value, digits[column]) for column, value in values.items()}
@@ -100,60 +84,39 @@ def summary_table(
             *(Cell(texts[c] if value is None else sign + texts[c], value) for c, value in values.items()),
         ]
 
-    summaries = {column: summarise(values) for column, values in columns.items()}
+    summaries = {column: summarise(values) for column, values in known.items()}
     rows = [row(name, {column: values[n] for column, values in columns.items()}) for n, name in enumerate(names)]
     rows.append(row("Mean", {column: summary.mean for column, summary in summaries.items()}))
     rows.append(row("Std", {column: summary.sd for column, summary in summaries.items()}))
     rows.append(row("95 % CI", {column: summary.half_width for column, summary in summaries.items()}, sign="± "))
     caption += " Std: sample standard deviation. CI: half width of the 95 % interval of the mean, Student's t."
-    owners = (*runs, None, None, None) if runs else ()
+    fewer = [f"{name} of {len(own)}" for name, own in known.items() if len(own) < len(names)]
+    caption += f" Statistics of {', '.join(fewer)} in place of {len(names)} runs." if fewer else ""
+    owners = (*slots, None, None, None) if slots else ()
     return Table(table_id, title, [first, *columns], rows, caption.strip(), len(names), owners)
 
 
-def seed_figures(runs: Sequence[Run], members: Sequence[int], group: int) -> list[Figure]:
-    """Return the mean over seeds of each validation accuracy, with the range over the seeds as a band."""
-    chosen = [runs[n] for n in members]
-    common = _common_name([run.name for run in chosen])
-    figures = []
-    for name, measure in validated_measures(chosen):
-        curves = [dict(run.validation.get(name, {}).get(measure, [])) for run in chosen]
-        steps = sorted(set.intersection(*map(set, curves)))
-        if len(steps) < 2:
-            continue
-        values = [[curve[step] for curve in curves] for step in steps]
-        means = [(step, math.fsum(own) / len(own)) for step, own in zip(steps, values, strict=True)]
-        series = Series(common, members[0], means, list(map(min, values)), list(map(max, values)), marks=True)
-        figures.append(
-            Figure(
-                f"seeds-{group}-{name}-{measure}", f"{capital(measure)} on {name} over {len(chosen)} seeds", "line",
-                "step", capital(measure), [series], f"Mean and range over the seeds of {common}.", percent=True,
-            )
-        )  # fmt: skip
-    return figures
-
-
-def settings_that_differ(runs: Sequence[Run]) -> Table | None:
-    """Return the table of the configuration's fields in which the runs differ; None if there are none."""
+def settings_that_differ(methods: Sequence[Method]) -> Table | None:
+    """Return the table of the configuration's fields in which the methods differ; None if there are none."""
+    runs = [method.runs[0] for method in methods]
     known = {n: flat(run.config) for n, run in enumerate(runs) if run.config}
     first, *others = known.values() or [{}]
-    paths = dict.fromkeys(path for own in known.values() for path in own if path not in (("name",), ("output_dir",)))
+    paths = dict.fromkeys(path for own in known.values() for path in own if path not in IDENTITY)
     differing = [path for path in paths if any(own.get(path) != first.get(path) for own in others)]
     if not differing:
         return None
-    names, note = list(map(".".join, differing)), "Every other field is the same in all runs."
+    names, note = (
+        list(map(".".join, differing)),
+        "Every other field is the same in all methods; the seeds of a method are under Seeds.",
+    )
     columns = {n: [Cell(shown(own.get(path)), wraps=True) for path in differing] for n, own in known.items()}
     if len(known) > _MANY:
-        rows = [[Cell(runs[n].name), *cells] for n, cells in columns.items()]
-        return Table("settings", "Settings that differ", ["run", *names], rows, note, runs=list(known))
+        rows = [[Cell(methods[n].name), *cells] for n, cells in columns.items()]
+        return Table(
+            "settings", "Settings that differ", ["method", *names], rows, note, slots=[runs[n].slot for n in known]
+        )
     rows = [[Cell(name), *cells] for name, *cells in zip(names, *columns.values(), strict=True)]
-    return Table("settings", "Settings that differ", ["setting", *(runs[n].name for n in known)], rows, note)
-
-
-def flat(config: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Return the leaves of nested mappings by their paths."""
-    if isinstance(config, dict) and config:
-        return {inner: leaf for key, value in config.items() for inner, leaf in flat(value, (*path, str(key))).items()}
-    return {path: config}
+    return Table("settings", "Settings that differ", ["setting", *(methods[n].name for n in known)], rows, note)
 
 
 def shown(value: Any) -> str:
@@ -187,8 +150,3 @@ def _digits(values: Sequence[float]) -> int:
     """Return how many decimals show three significant digits of the largest value."""
     largest = max(map(abs, values), default=0.0)
     return 2 if largest == 0 else max(0, min(8, 2 - math.floor(math.log10(largest))))
-
-
-def _common_name(names: Sequence[str]) -> str:
-    """Return the names' common beginning without a trailing separator, or the first name if they share nothing."""
-    return shared_start(names).rstrip("-_. /0123456789").removesuffix("-seed").removesuffix("_seed") or names[0]

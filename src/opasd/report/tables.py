@@ -31,8 +31,10 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     rule: int | None = None
-    runs: Sequence[int | None] = ()
-    """The number of each row's run, for its colour; empty if rows belong to no runs."""
+    slots: Sequence[int | None] = ()
+    """The slot of each row's method, for its colour; empty if rows belong to no method."""
+    details: Sequence[Sequence[Sequence[Cell]]] = ()
+    """For each row, rows that fold out below it in the page; the other forms have none of them."""
 
 
 def forms(table: Table) -> dict[str, str]:
@@ -107,27 +109,39 @@ def to_html(table: Table) -> str:
     body = "".join(_html_row(table, number, row) for number, row in enumerate(table.rows))
     many = " many very" if len(table.header) > 13 else " many" if len(table.header) > 8 else ""
     return (
-        f'<div class="wide"><table class="sortable{many}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{safe(table.title)}"><table class="sortable{many}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def _html_row(table: Table, number: int, row: Sequence[Cell]) -> str:
     if len(row) == 1:
         return f'<tr class="group"><th colspan="{len(table.header)}">{safe(row[0].text)}</th></tr>'
-    run = table.runs[number] if number < len(table.runs) else None
-    classes = [*(["rule"] if number == table.rule else []), *([] if run is None else [f"run{run}"])]
-    attribute = f' class="{" ".join(classes)}"' if classes else ""
-    shown = "".join(_html_cell(cell, None if column else run) for column, cell in enumerate(row))
-    return f"<tr{attribute}>{shown}</tr>"
+    slot = table.slots[number] if number < len(table.slots) else None
+    own = [] if slot is None else [f"run{slot}"]
+    below = table.details[number] if number < len(table.details) else ()
+    classes = [*(["rule"] if number == table.rule else []), *own, *(["folds"] if below else [])]
+    shown = "".join(_html_cell(cell, None if column else slot) for column, cell in enumerate(row))
+    if below:
+        button = f'<button type="button" class="fold" aria-expanded="false">{len(below)} seeds</button></td>'
+        shown = shown.replace("</td>", button, 1)
+    inner = "".join(
+        f'<tr class="{" ".join(["sub", *own])}" hidden>{"".join(_html_cell(cell, None) for cell in cells)}</tr>'
+        for cells in below
+    )
+    return f"<tr{_class(classes)}>{shown}</tr>{inner}"
 
 
-def _html_cell(cell: Cell, run: int | None) -> str:
+def _html_cell(cell: Cell, slot: int | None) -> str:
     value = "" if cell.value is None or not math.isfinite(cell.value) else f' data-v="{cell.value!r}"'
-    classes = " ".join([*(["best"] if cell.best else []), *(["text"] if cell.wraps else [])])
-    attribute = f' class="{classes}"' if classes else ""
-    mark = "" if run is None else f'<i class="{dot(run)}"></i>'
-    return f"<td{attribute}{value}>{mark}<bdi>{safe(cell.text)}</bdi></td>"
+    attribute = _class([*(["best"] if cell.best else []), *(["text"] if cell.wraps else [])])
+    mark = "" if slot is None else f'<i class="{dot(slot)}"></i>'
+    text = re.sub(r"(?<=\d) (\[[^\]]*\])", r' <span class="ci">\1</span>', safe(cell.text))
+    return f"<td{attribute}{value}>{mark}<bdi>{text}</bdi></td>"
+
+
+def _class(names: Sequence[str]) -> str:
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 _LATEX = {

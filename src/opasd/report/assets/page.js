@@ -1,27 +1,9 @@
 "use strict";
 (() => {
-  const data = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
-  const make = (tag, options = {}, ...children) => {
-    const node = Object.assign(document.createElement(tag), options);
-    node.append(...children);
-    return node;
-  };
-  const svgNode = (tag, attributes) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    return node;
-  };
+  const { data, make, svgNode, saveText, savePng, dot } = opasd;
   const shown = (value, percent) => percent ? (100 * value).toFixed(1) + " %"
     : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toPrecision(4)
     : value.toLocaleString("en", { maximumSignificantDigits: 5 });
-  const save = (name, blob) => {
-    const link = make("a", { href: URL.createObjectURL(blob), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  };
-  // As palette.dot: a colour, and another shape for each round of the colours.
-  const dot = (run) => make("i", { className: `dot c${run % 8}` + (run < 8 ? "" : ` g${Math.min(3, Math.floor(run / 8))}`) });
-  const saveText = (name, text, type) => save(name, new Blob([text], { type: type + ";charset=utf-8" }));
 
   // ---- theme -------------------------------------------------------------------------------------------------------
   const root = document.documentElement, themes = ["auto", "light", "dark"];
@@ -40,58 +22,102 @@
     setTheme(next);
   });
 
-  // ---- which runs are shown ----------------------------------------------------------------------------------------
+  // ---- which methods are shown -------------------------------------------------------------------------------------
   const chips = [...document.querySelectorAll(".chip[data-run]")], every = document.getElementById("every-run");
+  const hidden = new Set(), drawings = [];
   const isOn = (chip) => chip.getAttribute("aria-pressed") === "true";
-  const setRun = (chip, on) => {
-    chip.setAttribute("aria-pressed", String(on));
-    for (const node of document.querySelectorAll(".run" + chip.dataset.run)) {
-      if (node instanceof SVGElement) node.style.display = on ? "" : "none"; else node.hidden = !on;
+  const setMethods = (changed, on) => {
+    for (const chip of changed) {
+      chip.setAttribute("aria-pressed", String(on));
+      if (on) hidden.delete(+chip.dataset.run); else hidden.add(+chip.dataset.run);
+      for (const node of document.querySelectorAll(".run" + chip.dataset.run)) {
+        if (!(node instanceof SVGElement)) node.hidden = !on || (node.matches(".sub") && !isOpen(node));
+      }
     }
     if (every) every.textContent = chips.some(isOn) ? "hide all" : "show all";
+    for (const redraw of drawings) redraw();
   };
-  for (const chip of chips) chip.addEventListener("click", () => setRun(chip, !isOn(chip)));
-  every?.addEventListener("click", () => {
-    const on = !chips.some(isOn);
-    for (const chip of chips) setRun(chip, on);
-  });
-  const hidden = (run) => document.querySelector(`.chip[data-run="${run}"]`)?.getAttribute("aria-pressed") === "false";
+  for (const chip of chips) chip.addEventListener("click", () => setMethods([chip], !isOn(chip)));
+  every?.addEventListener("click", () => setMethods(chips, !chips.some(isOn)));
 
-  // ---- figures: crosshair and downloads ----------------------------------------------------------------------------
-  for (const figure of data("figure-data") || []) {
-    const node = document.getElementById("fig-" + figure.id), picture = node && node.querySelector("svg");
+  // ---- rows that fold out ------------------------------------------------------------------------------------------
+  const parentOf = (row) => { while (row?.matches(".sub")) row = row.previousElementSibling; return row; };
+  const isOpen = (row) => parentOf(row)?.querySelector(".fold")?.getAttribute("aria-expanded") === "true";
+  const below = (row) => { const rows = []; while ((row = row.nextElementSibling)?.matches(".sub")) rows.push(row); return rows; };
+  document.addEventListener("click", (event) => {
+    const fold = event.target.closest?.(".fold");
+    if (!fold) return;
+    const open = fold.getAttribute("aria-expanded") !== "true";
+    fold.setAttribute("aria-expanded", String(open));
+    for (const row of below(fold.closest("tr"))) row.hidden = !open;
+  });
+
+  // ---- figures: redrawn to their width and the methods shown, crosshair, downloads ----------------------------------
+  for (const whole of data("figure-data") || []) {
+    const node = document.getElementById("fig-" + whole.id), picture = node && node.querySelector("svg");
     if (!picture) continue;
     const chart = node.querySelector(".chart"), tip = make("div", { className: "tip", hidden: true });
-    const [left, right, top, bottom] = figure.plot;
-    const cross = svgNode("line", { class: "cross", y1: top, y2: bottom, visibility: "hidden" });
-    picture.append(cross);
+    const cross = svgNode("line", { class: "cross", visibility: "hidden" });
+    let figure = whole, frame = null, drawnAs = "560";
     chart.append(tip);
-    const across = (x) => left + (x - figure.x[0]) / (figure.x[1] - figure.x[0]) * (right - left);
-    const xs = [...new Set(figure.series.flatMap((one) => one.p.map((point) => point[0])))].sort((a, b) => a - b);
+    const redraw = () => {
+      const width = matchMedia("print").matches ? 560 : Math.round(Math.max(280, Math.min(chart.clientWidth || 560, 760)));
+      const as = [width, ...whole.series.map((own) => own.r).filter((slot) => hidden.has(slot))].join();
+      figure = opasd.visible(whole, hidden);
+      const drawn = opasd.draw(figure, width);
+      frame = drawn.frame;
+      if (as !== drawnAs) {
+        picture.innerHTML = drawn.content;
+        picture.setAttribute("viewBox", `0 0 ${width} ${drawn.height}`);
+        drawnAs = as;
+      }
+      picture.append(cross);
+    };
+    redraw();
+    drawings.push(redraw);
     const leave = () => { tip.hidden = true; cross.setAttribute("visibility", "hidden"); };
+    const rowsAt = (place, height) => {
+      const drawn = figure.series.filter((own) => !own.f || figure.kind === "forest");
+      const value = (own, at) => {
+        const [x, y] = own.p[at], along = figure.kind === "forest" ? x : y;
+        const pair = own.lo ? ` [${shown(own.lo[at], figure.pct)}, ${shown(own.hi[at], figure.pct)}]` : "";
+        return [own, along, shown(along, figure.pct) + pair];
+      };
+      if (figure.kind === "scatter" || figure.kind === "forest") {
+        // A point is known by where it is in both directions; several at one place are all named.
+        const points = drawn.flatMap((own) => own.p.map(([x, y], at) => [own, at, frame.across(x), frame.down(y)]));
+        const far = ([, , x, y]) => figure.kind === "forest" ? Math.abs(y - height) : Math.hypot(x - place, y - height);
+        const nearest = Math.min(...points.map(far));
+        const found = points.filter((point) => far(point) <= nearest + 0.05);
+        if (!found.length || nearest > 40) return null;
+        const [own, at] = found[0];
+        const head = figure.kind === "forest" ? figure.cat[own.p[at][1]] : figure.xl + " " + shown(own.p[at][0], false);
+        return [head, found[0][2], found.map(([one, where]) => value(one, where))];
+      }
+      const xs = [...new Set(drawn.flatMap((own) => own.p.map((point) => point[0])))];
+      if (!xs.length) return null;
+      const x = xs.reduce((best, one) => Math.abs(frame.across(one) - place) < Math.abs(frame.across(best) - place) ? one : best);
+      const rows = drawn.flatMap((own) => {
+        const at = own.p.findIndex((point) => point[0] === x);
+        return at < 0 ? [] : [value(own, at)];
+      });
+      const head = figure.cat.length ? figure.cat[x] || "" : figure.xl + " " + shown(x, false);
+      return [head, frame.across(x), rows.sort((a, b) => b[1] - a[1])];
+    };
     const move = (event) => {
       const box = picture.getBoundingClientRect(), scale = box.width / picture.viewBox.baseVal.width;
-      const place = (event.clientX - box.left) / scale;
-      if (place < left - 12 || place > right + 12 || !xs.length) return leave();
-      const x = xs.reduce((best, one) => Math.abs(across(one) - place) < Math.abs(across(best) - place) ? one : best);
-      const rows = figure.series.filter((one) => !one.f && !hidden(one.r)).flatMap((one) => {
-        const at = one.p.findIndex((point) => point[0] === x);
-        if (at < 0) return [];
-        const band = one.lo ? ` [${shown(one.lo[at], figure.pct)}, ${shown(one.hi[at], figure.pct)}]` : "";
-        return [[one, one.p[at][1], band]];
-      }).sort((a, b) => b[1] - a[1]);
-      if (!rows.length) return leave();
-      const head = figure.cat.length ? figure.cat[x] || "" : figure.xl + " " + shown(x, false);
-      tip.replaceChildren(make("b", { textContent: head }), ...rows.slice(0, 12).map(([one, y, band]) => make("div", {},
-        dot(one.r), make("bdi", { textContent: one.n }),
-        make("span", { textContent: shown(y, figure.pct) + band }))));
+      const place = (event.clientX - box.left) / scale, height = (event.clientY - box.top) / scale;
+      const found = place < frame.left - 12 || place > frame.right + 12 ? null : rowsAt(place, height);
+      if (!found?.[2].length) return leave();
+      const [head, at, rows] = found;
+      tip.replaceChildren(make("b", { textContent: head }), ...rows.slice(0, 12).map(([own, , words]) => make("div", {},
+        dot(own.r), make("bdi", { textContent: own.n }), make("span", { textContent: words }))));
       tip.hidden = false;
-      const at = across(x), pixel = at * scale;
-      cross.setAttribute("x1", at); cross.setAttribute("x2", at);
+      for (const [name, value] of [["x1", at], ["x2", at], ["y1", frame.top], ["y2", frame.bottom]]) cross.setAttribute(name, value);
       cross.setAttribute("visibility", figure.kind === "line" ? "visible" : "hidden");
-      const room = box.width - tip.offsetWidth;
+      const pixel = at * scale, room = box.width - tip.offsetWidth;
       tip.style.left = Math.max(0, Math.min(room, pixel > box.width / 2 ? pixel - tip.offsetWidth - 14 : pixel + 14)) + "px";
-      tip.style.top = top * scale + 4 + "px";
+      tip.style.top = frame.top * scale + 4 + "px";
     };
     picture.addEventListener("pointermove", move);
     picture.addEventListener("pointerdown", move);
@@ -99,42 +125,22 @@
     node.querySelector(".tools").addEventListener("click", (event) => {
       const kind = event.target.dataset.get;
       if (kind === "csv") saveText(figure.id + ".csv", csv(figure), "text/csv");
-      if (kind === "svg") saveText(figure.id + ".svg", alone(picture, node), "image/svg+xml");
-      if (kind === "png") png(figure.id, alone(picture, node), picture);
+      if (kind === "svg") saveText(figure.id + ".svg", opasd.standalone(figure)[0], "image/svg+xml");
+      if (kind === "png") savePng(figure.id + ".png", ...opasd.standalone(figure), 3);
     });
   }
+  let resized = 0;
+  addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { for (const redraw of drawings) redraw(); }, 80); });
+  for (const when of ["beforeprint", "afterprint"]) addEventListener(when, () => { for (const redraw of drawings) redraw(); });
   function csv(figure) {
     const quote = (text) => /[",\n]/.test(text) ? `"${String(text).replaceAll('"', '""')}"` : String(text);
     const band = figure.series.some((one) => one.lo), size = figure.series.some((one) => one.s);
     const plain = (text) => /^[=@\t\r]|^[-+](?![\d.])/.test(text) ? "'" + text : text; // as text.no_formula
     const rows = [["series", plain(figure.xl), plain(figure.yl), ...(band ? ["low", "high"] : []), ...(size ? ["size"] : [])]];
-    for (const one of figure.series) one.p.forEach(([x, y], at) => rows.push([plain(one.n) + (one.f ? " (raw)" : ""),
-      figure.cat.length ? plain(figure.cat[x]) : x, y, ...(band ? [one.lo?.[at] ?? "", one.hi?.[at] ?? ""] : []),
+    for (const one of figure.series) one.p.forEach(([x, y], at) => rows.push([plain(one.n),
+      figure.kind === "bar" && figure.cat.length ? plain(figure.cat[x]) : x, figure.kind === "forest" ? plain(figure.cat[y]) : y, ...(band ? [one.lo?.[at] ?? "", one.hi?.[at] ?? ""] : []),
       ...(size ? [one.s?.[at] ?? ""] : [])]));
     return rows.map((row) => row.map(quote).join(",")).join("\n") + "\n";
-  }
-  function alone(picture, node) {
-    const copy = picture.cloneNode(true), box = picture.viewBox.baseVal, style = getComputedStyle(root);
-    copy.querySelector(".cross")?.remove();
-    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-    copy.setAttribute("viewBox", `0 -34 ${box.width} ${box.height + 34}`);
-    copy.setAttribute("width", box.width);
-    copy.setAttribute("height", box.height + 34);
-    const rules = data("chart-style").replace(/var\((--\w+)\)/g, (_, name) => style.getPropertyValue(name).trim());
-    const title = svgNode("text", { class: "title", x: 16, y: -8 });
-    title.textContent = node.querySelector("figcaption").textContent;
-    copy.prepend(Object.assign(svgNode("style", {}), { textContent: rules }),
-      svgNode("rect", { class: "back", y: -34, width: box.width, height: box.height + 34 }), title);
-    return new XMLSerializer().serializeToString(copy);
-  }
-  function png(name, text, picture) {
-    const image = new Image(), box = picture.viewBox.baseVal, scale = 3;
-    image.onload = () => {
-      const canvas = make("canvas", { width: box.width * scale, height: (box.height + 34) * scale });
-      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-      canvas.toBlob((blob) => save(name + ".png", blob), "image/png");
-    };
-    image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
   }
 
   // ---- tables ------------------------------------------------------------------------------------------------------
@@ -155,7 +161,8 @@
         if (x === null || y === null) return x === null ? 1 : -1;
         return down ? y - x : x - y;
       };
-      const rows = [...table.tBodies[0].rows], parts = [[]];
+      const folded = new Map([...table.tBodies[0].rows].map((row) => [row, below(row)]));
+      const rows = [...table.tBodies[0].rows].filter((row) => !row.matches(".sub")), parts = [[]];
       for (const row of rows) {
         if (row.classList.contains("group")) parts.push([row], []);
         else if (row.classList.contains("rule")) parts.push([], [row]);
@@ -164,7 +171,7 @@
       }
       for (const part of parts) {
         const fixed = part[0]?.classList.contains("group") || part[0]?.classList.contains("rule");
-        table.tBodies[0].append(...(fixed ? part : part.sort(compare)));
+        table.tBodies[0].append(...(fixed ? part : part.sort(compare)).flatMap((row) => [row, ...folded.get(row)]));
       }
     });
   }
@@ -179,7 +186,7 @@
   const explorer = document.getElementById("explorer");
   if (explorer) (window.requestIdleCallback || setTimeout)(() => explore(data("sample-data")));
   function explore(found) {
-    const { runs, sets, questions, rows } = found, page = 20, long = 2400;
+    const { runs, slots, sets, questions, rows } = found, page = 20, long = 2400;
     const field = (name) => explorer.querySelector(`[name=${name}]`);
     const list = explorer.querySelector(".list"), count = explorer.querySelector(".count"), more = explorer.querySelector(".more");
     let matches = [], at = 0;
@@ -199,7 +206,7 @@
     };
     const badge = (text, kind) => make("span", { className: "badge " + kind, textContent: text });
     const card = ([run, set, step, question, number, verdict, cut, tokens, text, left, read], needle) => {
-      const head = make("div", { className: "line" }, make("b", {}, dot(run),
+      const head = make("div", { className: "line" }, make("b", {}, dot(slots[run]),
         make("bdi", { textContent: runs[run] })), make("span", { className: "soft small", textContent: sets[set]
         + (step === null ? "" : `, step ${step}`) + (number ? `, sample ${number}` : "") }));
       head.append(verdict === 1 ? badge("right", "good") : verdict === 0 ? badge("wrong", "bad") : badge("not graded", ""));

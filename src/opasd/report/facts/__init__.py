@@ -132,17 +132,18 @@ def _figure(values: Any, where: str) -> Figure:
     ]
     return Figure(
         str(values["id"]), str(values.get("title") or values["id"]), kind, str(values.get("x_label") or ""),
-        str(values.get("y_label") or ""), series, str(values.get("caption") or ""), categories, kind == "bar",
+        str(values.get("y_label") or ""), series, str(values.get("caption") or ""), categories,
+        from_zero=kind == "bar",
     )  # fmt: skip
 
 
-def _series(kind: str, name: str, run: int, data: Any, categories: Sequence[str], where: str) -> Series:
+def _series(kind: str, name: str, slot: int, data: Any, categories: Sequence[str], where: str) -> Series:
     if kind == "scatter":
         _check(data, where, {"x", "y", "size"}, needs=("x", "y"))
         x, y, size = (number(data.get(key)) for key in ("x", "y", "size"))
         if x is None or y is None:
             raise ConfigError(f"{where}: x and y must be numbers")
-        return Series(name, run, [(x, y)], sizes=[] if size is None else [size])
+        return Series(name, slot, [(x, y)], sizes=[] if size is None else [size])
     if not isinstance(data, list):
         raise ConfigError(f"{where}: expected a list")
     if kind == "line":
@@ -150,11 +151,11 @@ def _series(kind: str, name: str, run: int, data: Any, categories: Sequence[str]
         points = [(x, y) for x, y in pairs if x is not None and y is not None]
         if len(points) != len(data):
             raise ConfigError(f"{where}: a line is a list of [x, y] pairs of numbers")
-        return Series(name, run, points, marks=True)
+        return Series(name, slot, points, marks=True)
     values = [value for value in map(number, data) if value is not None]
     if not len(values) == len(data) == len(categories):
         raise ConfigError(f"{where}: expected {len(categories)} numbers, one for each category")
-    return Series(name, run, [(float(x), y) for x, y in enumerate(values)])
+    return Series(name, slot, [(float(x), y) for x, y in enumerate(values)])
 
 
 def _check(values: Any, where: str, known: set[str], needs: Sequence[str] = ("id",)) -> None:
