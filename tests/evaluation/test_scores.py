@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.evaluation.scores import maj_at_k, pass_at_k, votes
+from opasd.evaluation.scores import g_pass_at_k, maj_at_k, mg_pass_at_k, pass_at_k, votes
 
 ANSWERS = st.lists(st.sampled_from(["right", "a", "b", "c", None]), min_size=1, max_size=9)
 
@@ -27,6 +27,13 @@ def test_equal_to_enumeration(answers):
         chosen = list(combinations(answers, k))
         assert pass_at_k(c, n, k) == pytest.approx(fmean("right" in drawn for drawn in chosen))
         assert maj_at_k(counted, n, k) == pytest.approx(fmean(map(majority, chosen)))
+        right = [drawn.count("right") for drawn in chosen]
+        for threshold in (0, 0.3, 0.5, 0.75, 1):
+            least = max(-(-k * int(100 * threshold) // 100), 1)
+            assert g_pass_at_k(c, n, k, threshold) == pytest.approx(fmean(count >= least for count in right))
+        upper = range((k + 1) // 2 + 1, k + 1)
+        expected = 2 / k * sum(fmean(count >= least for count in right) for least in upper)
+        assert mg_pass_at_k(c, n, k) == pytest.approx(expected)
 
 
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))

@@ -1,9 +1,11 @@
-"""Scores of n graded samples of one problem, c of them right: Pass@k and Maj@k, exact over all choices of k samples.
+"""Scores of n graded samples of one problem, c of them right, exact over all choices of k samples.
 
 Of the C(n, k) sets of k samples, drawn without replacement:
 
-    Pass@k    the share with at least one right sample, 1 − C(n − c, k) / C(n, k)
-    Maj@k     the share in which the most frequent answer is right; a tie of s answers counts 1 / s for the right one
+    Pass@k      the share with at least one right sample, 1 − C(n − c, k) / C(n, k)
+    G-Pass@k_τ  the share with at least ⌈τ k⌉ right samples, and at least one: Pass@k for small τ, all right at τ = 1
+    mG-Pass@k   2/k · the sum of G-Pass@k_τ over τ = i/k for i = ⌈k/2⌉ + 1, …, k (arXiv 2412.13147)
+    Maj@k       the share in which the most frequent answer is right; a tie of s answers counts 1 / s for the right one
 
 Avg@k, the mean share of right samples, is c / n for every k. A sample without an answer has no vote in Maj@k; where
 nobody votes, the majority is wrong.
@@ -13,7 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from math import comb
+from itertools import accumulate
+from math import ceil, comb
 
 from opasd.grading.verdict import Verdict, same_answer_key
 
@@ -22,6 +25,31 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     """Return the probability that k of the samples include a right one."""
     _check(correct, samples, k)
     return float(1 - Fraction(comb(samples - correct, k), comb(samples, k)))
+
+
+THRESHOLDS = (0.5, 0.75, 1.0)
+"""The τ of G-Pass@k_τ that results have."""
+
+
+def g_pass_at_k(correct: int, samples: int, k: int, threshold: float) -> float:
+    """Return the probability that at least ⌈threshold · k⌉ of k of the samples, and at least one, are right."""
+    _check(correct, samples, k)
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"the threshold must be between 0 and 1; got {threshold}")
+    return float(_at_least(correct, samples, k)[max(ceil(Fraction(threshold) * k), 1)])
+
+
+def mg_pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Return the mean of G-Pass@k over thresholds between a half and all, as its authors define it."""
+    _check(correct, samples, k)
+    return float(Fraction(2, k) * sum(_at_least(correct, samples, k)[ceil(Fraction(k, 2)) + 1 :], Fraction(0)))
+
+
+@lru_cache(maxsize=10_000)
+def _at_least(correct: int, samples: int, k: int) -> tuple[Fraction, ...]:
+    """Return the share of sets of k samples with r right ones or more, for r = 0, …, k."""
+    ways = [comb(correct, right) * comb(samples - correct, k - right) for right in range(k, -1, -1)]
+    return tuple(Fraction(total, comb(samples, k)) for total in accumulate(ways))[::-1]
 
 
 def maj_at_k(votes: Sequence[int], samples: int, k: int) -> float:
