@@ -2,7 +2,7 @@
 
 import pytest
 
-from opasd.evaluation.results import build, gather, table
+from opasd.evaluation.results import build, gather, notes, table
 from opasd.evaluation.samples import GradedSample, SampleKey
 
 
@@ -27,6 +27,10 @@ def test_one_target_on_one_benchmark():
     assert result["avg"]["mean"] == pytest.approx((0.5 + 0.25 + 0) / 3)
     assert list(result["pass"]) == list(result["maj"]) == ["1", "2", "3", "4"]
     assert result["pass"]["1"] == result["avg"]
+    assert result["avg"]["low"] < result["avg"]["these"]["low"] < result["avg"]["these"]["high"] < result["avg"]["high"]
+    assert result["gpass"]["4"]["0.5"]["mean"] == pytest.approx(1 / 3)
+    assert result["gpass"]["4"]["1.0"]["mean"] == 0
+    assert result["gpass"]["2"]["mean"]["mean"] == pytest.approx((1 / 6 + 0 + 0) / 3)
     assert result["pass"]["2"]["mean"] == pytest.approx((5 / 6 + 1 / 2 + 0) / 3)
     assert result["pass"]["4"]["mean"] == pytest.approx(2 / 3)
     assert result["maj"]["4"]["mean"] == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
@@ -42,7 +46,10 @@ def test_several_targets_are_compared_on_the_same_problems():
     results = build(both)
     differences = {(d["target"], d["benchmark"]): d for d in results["differences"]}
     assert set(differences) == {("new", "a"), ("new", "b"), ("new", None)}
-    assert differences["new", "a"]["avg"] == {"mean": 0.25, "low": 0.25, "high": 0.25}
+    assert differences["new", "a"]["avg"]["mean"] == 0.25
+    assert differences["new", "a"]["avg"]["low"] < 0.25 < differences["new", "a"]["avg"]["high"]
+    assert all(0 < row["p"] <= row["p_holm"] <= 1 for row in results["differences"])
+    assert differences["new", "b"]["p"] == 1
     assert differences["new", "a"]["pass"]["mean"] == pytest.approx(1 / 3)
     assert differences["new", "b"]["tokens"] == {"mean": 0, "low": 0, "high": 0}
     assert differences["new", None]["avg"]["mean"] == pytest.approx(0.125)
@@ -50,8 +57,12 @@ def test_several_targets_are_compared_on_the_same_problems():
     assert averages["base"]["avg"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
     assert averages["base"]["benchmarks"] == ["a", "b"]
     text = table(results)
+    assert "Holm's correction for the 3 comparisons" in " ".join(notes(results))
+    narrow = table(results, these=True)
+    assert "these problems alone" in notes(results, these=True)[0]
+    assert narrow != text
     assert "against base" in text
-    assert "+25.0 [+25.0, +25.0]" in text
+    assert "| +25.0 [" in text
     assert text.count("\n") == 2 + 4 + 2
     assert len({line.count("|") for line in text.splitlines()}) == 1
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opasd.evaluation.statistics import estimate
+from opasd.evaluation.statistics import estimate, gap_estimate, mean_of
 from opasd.probe import measure as probe
 from opasd.probe import summary as probe_summary
 from opasd.probe.measure import GradedAnswer, Probe, Trajectory
@@ -128,7 +128,7 @@ def test_the_control_is_of_the_same_problems_by_plain_loops(problems, lacking):
             assert summary[f"control_preference{name}"] is summary[f"own_adds{name}"] is None
             continue
         assert summary[f"control_preference{name}"] == pytest.approx(estimate(other)._asdict())
-        adds = estimate([with_own - with_other for with_own, with_other in zip(own, other, strict=True)])
+        adds = gap_estimate([with_own - with_other for with_own, with_other in zip(own, other, strict=True)])
         assert summary[f"own_adds{name}"] == pytest.approx(adds._asdict(), abs=1e-12)
 
 
@@ -160,7 +160,7 @@ def test_right_beside_wrong_is_over_problems_with_both(problems):
             assert summary["tenths"][name][kind] == pytest.approx([float(value) for value in expected])
     apart = [mean([sum(v) for v in right]) - mean([sum(v) for v in wrong]) for right, wrong in long]
     last = [mean([sum(cut(v)[9]) for v in right]) - mean([sum(cut(v)[9]) for v in wrong]) for right, wrong in long]
-    interval = estimate([float(value) for value in apart])
+    interval = mean_of([float(value) for value in apart])
     assert summary["log_ratio_difference"] == pytest.approx(interval._asdict(), abs=1e-12)
     if interval.low > 1e-9 or interval.high < -1e-9:
         assert summary["late"] == pytest.approx(float(mean(last) / mean(apart)))
@@ -185,7 +185,7 @@ def test_figures_of_all_answers_are_means_over_problems_by_plain_loops(problems)
     assert summary["student"]["truncated"]["mean"] == pytest.approx(
         statistics.fmean(row.finish_reason == "length" for row in flat)
     )
-    assert summary["teacher"]["accuracy"] == {"mean": 1, "low": 1, "high": 1}
+    assert summary["teacher"]["accuracy"] == estimate([1.0] * len(rows))._asdict()
 
 
 @settings(max_examples=20)
@@ -220,7 +220,8 @@ def test_a_difference_that_is_all_in_the_last_tenth():
     problem = [answer([-1] * 18 + [0, 0]), answer([-1] * 18 + [-4, -3], correct=False)]
     summary = summary_of(*[problem] * 12)
     assert (summary["preference"]["mean"], summary["verdict"]) == (1, "above")
-    assert summary["preference_before_the_end"] == {"mean": 0.5, "low": 0.5, "high": 0.5, "problems": 12, "pairs": 12}
+    preferred = {**estimate([0.5] * 12)._asdict(), "problems": 12, "pairs": 12}
+    assert summary["preference_before_the_end"] == preferred
     assert summary["verdict_before_the_end"] == "open"
     assert summary["late"] == 1
     assert summary["log_ratio_difference"] == {"mean": 7, "low": 7, "high": 7}

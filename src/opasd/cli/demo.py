@@ -1,7 +1,7 @@
 """Train the embedded model with OPSD and OPASD on this machine and show what they learned.
 
 Base, OPSD and OPASD start from one model with one budget and answer held-out problems. Everything is the product's own:
-the `lab` recipes, the trainer, the sampler and the grader. The table's intervals are 95 %, by bootstrap over problems;
+the `lab` recipes, the trainer, the sampler and the grader. The table's intervals are 95 %, for problems like these;
 differences are paired on the same problems. It takes about eight minutes on two CPU cores, --quick about one.
 """
 

@@ -44,7 +44,7 @@ def run(args: list[str]) -> int:
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
     from opasd.evaluation.loop import Base, evaluate
-    from opasd.evaluation.results import table
+    from opasd.evaluation.results import notes, table
     from opasd.files import full_disk_errors
     from opasd.progress import SampleProgress
     from opasd.run.locks import hold
@@ -70,7 +70,9 @@ def run(args: list[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps(results, ensure_ascii=False) + "\n")
     else:
-        sys.stdout.write(f"{table(results)}\n{path / folders.RESULTS}\n")
+        these = options.intervals == "these"
+        lines = [*notes(results, these=these), str(path / folders.RESULTS)]
+        sys.stdout.write(f"{table(results, these=these)}\n" + "".join(f"{line}\n" for line in lines))
     return 0
 
 
@@ -104,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
         "--output", metavar="DIR", type=Path, help="Folder of the results. Unset: evaluations/…, by the settings."
     )
     parser.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
+    parser.add_argument(
+        "--intervals", choices=("like-these", "these"), default="like-these",
+        help="Question of the table's intervals: problems like these, or these problems alone (sampling noise).",
+    )  # fmt: skip
     add_flags(parser, EvaluateConfig, [name for name in EvaluateConfig.model_fields if name not in PROFILE_OPTIONS])
     add_flags(parser.add_argument_group("sampling"), EvaluateConfig, PROFILE_OPTIONS)
     return parser

@@ -31,7 +31,7 @@ def probe_page(name: str, config: RunConfig, problems: int, samples: int, summar
             *aligned(_rows(config, summary)),
             *_tenths(summary["tenths"]["log_ratio"]),
             "",
-            "95 % intervals by bootstrap over problems. Right beside wrong: problems with both, no answers cut off.",
+            "95 % intervals for problems like these. Right beside wrong: problems with both, no answers cut off.",
             *_sentences(summary, samples),
             *([_LEAKS] if teacher_leaks and teacher_leaks["low"] > 0 else []),
             "",

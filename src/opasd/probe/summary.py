@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 from opasd.analysis.preference import before_the_end, preference
-from opasd.evaluation.statistics import estimate
+from opasd.evaluation.statistics import Estimate, estimate, gap_estimate, mean_of
 from opasd.probe.measure import IN_TENTHS, GradedAnswer, Probe, Trajectory
 
 Verdict = Literal["above", "below", "open", "too few", "none"]
 """The side of 0.5 on which a preference's interval lies; or that there are too few problems to say, or none."""
 FEWEST = 10
-"""With fewer problems, a bootstrap interval is too narrow to be believed."""
+"""Fewer problems say little about others like them."""
 
 _FIGURES = ("divergence", "top_share", "clipped", "attention_divergence", "solution_mass")
 _T = TypeVar("_T")
@@ -49,10 +49,10 @@ def summarise(probe: Probe) -> dict[str, Any]:
 def _of_role(problems: Sequence[Sequence[GradedAnswer]]) -> dict[str, dict[str, float] | None]:
     leaks = [[row.leaks for row in rows if row.leaks is not None] for rows in problems]
     return {
-        "accuracy": _figure([statistics.fmean(row.correct for row in rows) for rows in problems]),
+        "accuracy": _share([statistics.fmean(row.correct for row in rows) for rows in problems]),
         "tokens": _figure([statistics.fmean(row.tokens for row in rows) for rows in problems]),
-        "truncated": _figure([statistics.fmean(row.finish_reason == "length" for row in rows) for rows in problems]),
-        "leaks": _figure([statistics.fmean(known) for known in leaks if known]),
+        "truncated": _share([statistics.fmean(row.finish_reason == "length" for row in rows) for rows in problems]),
+        "leaks": _share([statistics.fmean(known) for known in leaks if known]),
     }
 
 
@@ -71,7 +71,7 @@ def _sides(
 
 def _preference(sides: Sequence[tuple[list[float], list[float]]]) -> dict[str, float] | None:
     """Return how often the first side's value is higher, with the numbers of problems and pairs."""
-    figure = _figure([share for first, second in sides if (share := preference(first, second)) is not None])
+    figure = _share([share for first, second in sides if (share := preference(first, second)) is not None])
     pairs = sum(len(first) * len(second) for first, second in sides)
     return figure and {**figure, "problems": len(sides), "pairs": pairs}
 
@@ -96,8 +96,8 @@ def _control(problems: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
             [preference([pair[n] for pair in right], [pair[n] for pair in wrong]) or 0.0 for n in (0, 1)]
             for right, wrong in _sides(problems, both)
         ]
-        figures[f"control_preference{ending}"] = _figure([control for _, control in shares])
-        figures[f"own_adds{ending}"] = _figure([with_own - control for with_own, control in shares])
+        figures[f"control_preference{ending}"] = _share([control for _, control in shares])
+        figures[f"own_adds{ending}"] = _figure([with_own - control for with_own, control in shares], gap_estimate)
     return figures
 
 
@@ -132,8 +132,14 @@ def _by_problem(
     return [statistics.fmean(own) for own in values if own and None not in own]
 
 
-def _figure(per_problem: Sequence[float]) -> dict[str, float] | None:
-    return estimate(per_problem)._asdict() if per_problem else None
+def _share(per_problem: Sequence[float]) -> dict[str, float] | None:
+    return _figure(per_problem, estimate)
+
+
+def _figure(
+    per_problem: Sequence[float], interval: Callable[[Sequence[float]], Estimate] = mean_of
+) -> dict[str, float] | None:
+    return interval(per_problem)._asdict() if per_problem else None
 
 
 def _verdict(figure: dict[str, float] | None) -> Verdict:

@@ -28,7 +28,7 @@ def results(runs: Sequence[Run]) -> Table:
         ("steps", [Cell(f"{run.spending.steps:,}" if run.rows else "–", run.spending.steps) for run in runs]),
     ]
     note = (
-        "In brackets: 95 % intervals. Of answers to a set: by bootstrap over problems, differences paired on the same "
+        "In brackets: 95 % intervals. Of answers to a set: for problems like these, differences paired on the same "
         f"problems. Of rollouts: mean of the last {100 * LAST:.0f} % of the steps, Student's t over steps. Of "
         "validation during training only the mean is on record. Truncation and markers are those of the answers, or "
         "else of the training rollouts on record."
@@ -92,7 +92,7 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
         rows.append([Cell(f"{benchmark}, up to {budget:,} tokens, {samples} samples a problem{reasons}")])
         rows += [_evaluation_row(runs[n].name, result) for n, result in members]
         owners += [None, *(runs[n].slot for n, _ in members)]
-    note = "In per cent. In brackets: 95 % intervals by bootstrap over problems. n is the number of samples."
+    note = "In per cent. In brackets: 95 % intervals for problems like these. n is the number of samples."
     header = ["model", "Avg@n", "Pass@n", "Maj@n", "tokens", "truncated"]
     return Table("evaluations", "Evaluations", header, rows, note, slots=owners)
 

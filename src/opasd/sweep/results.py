@@ -1,6 +1,6 @@
 """What a sweep reached: one row for each run, or for the runs that differ in their seed alone.
 
-A single run's accuracy has a 95 % interval by bootstrap over problems. Several seeds have the mean ± sample standard
+A single run's accuracy has a 95 % interval for problems like these. Several seeds have the mean ± sample standard
 deviation and the mean's 95 % interval by Student's t. The gain over the base is paired on the same problems with the
 untrained model, if its answers were sampled alike.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from opasd.analysis.curves import curve
 from opasd.analysis.seeds import Summary, summarise
 from opasd.evaluation.comparability import sampling_key
-from opasd.evaluation.statistics import Estimate, macro_average
+from opasd.evaluation.statistics import Estimate, estimate, gap_estimate, macro_average
 from opasd.report.folders import read_result
 from opasd.report.run import BenchmarkResult
 from opasd.report.summary import tail
@@ -98,7 +98,9 @@ class Row:
         if len(by_seed) > 1:
             return summary, summary.interval
         (own,) = by_seed
-        interval = own[0].avg if len(own) == 1 else macro_average([list(score.correct.values()) for score in own])
+        interval = (
+            own[0].avg if len(own) == 1 else macro_average([estimate(list(score.correct.values())) for score in own])
+        )
         return summary, (per_cent(interval.low), per_cent(interval.high))
 
     def gain(self, benchmarks: Sequence[str]) -> Estimate | None:
@@ -110,7 +112,7 @@ class Row:
             if not common:
                 return None
             gaps.append([shares[problem] - before[problem] for problem in common])
-        return Estimate(*map(per_cent, macro_average(gaps))) if gaps else None
+        return Estimate(*map(per_cent, macro_average(list(map(gap_estimate, gaps))))) if gaps else None
 
     def _shares(self, benchmark: str) -> dict[str, float]:
         """Return the share of right samples by problem, as the mean over seeds."""

@@ -155,7 +155,7 @@ def _caption(sweep: Sweep, rows: Sequence[Row], benchmarks: Sequence[str]) -> st
     if known:
         sentences.append(f"Metrics of training are means over its last {100 * LAST:.0f} % of steps.")
     if benchmarks:
-        sentences.append("In brackets: 95 % intervals, of a single run by bootstrap over problems.")
+        sentences.append("In brackets: 95 % intervals, of a single run for problems like these.")
         if any(len(row.results) > 1 for row in rows):
             sentences.append(
                 "Of several seeds: mean ± sample standard deviation, and the mean's interval by Student's t."
