@@ -200,3 +200,28 @@ def test_real_copies(name):
 def test_an_entry_is_strict():
     with pytest.raises(ValueError):
         Benchmark(name="x", source="y", problems=0)
+
+
+def test_known_answers_are_tried_against_themselves(tmp_path):
+    """What no answer could match is named; boxes, sets, tuples and lists are no such thing."""
+    answers = [
+        r"\boxed{\{1,2,3\}}",
+        r"\boxed{(1,2)}",
+        r"\boxed{1, 2}",
+        r"x = \boxed{5}",
+        "a}b",
+        "$$",
+        r"\text{}",
+        "(1,2]",
+    ]
+    rows = [{"problem": f"{n}?", "answer": answer} for n, answer in enumerate(answers)]
+    loaded = load(Benchmark(name="mine", source=str(write(tmp_path / "mine.jsonl", rows))))
+    assert loaded.unmatched == ["mine/5", "mine/6", "mine/7"]
+
+
+def test_a_tolerance_is_part_of_what_is_asked(tmp_path):
+    path = write(tmp_path / "mine.jsonl")
+    plain, tolerant = (load(Benchmark(name="mine", source=str(path), tolerance=share)) for share in (None, 0.01))
+    assert plain.fingerprint != tolerant.fingerprint
+    assert tolerant.describe()["tolerance"] == 0.01
+    assert "tolerance" not in plain.describe()

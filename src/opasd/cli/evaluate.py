@@ -134,15 +134,24 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
             sys.stderr.write(
                 f"{benchmark.name}: {benchmark.source} has {len(benchmark.problems)} problems, not {expected}\n"
             )
+        if unmatched := [] if config.grader else benchmark.unmatched:
+            first = ", ".join(unmatched[:5]) + (", …" if len(unmatched) > 5 else "")
+            sys.stderr.write(
+                f"{benchmark.name}: {len(unmatched)} of {len(benchmark.problems)} known answers do not match "
+                f"themselves, so nothing can be right there: {first}\n"
+            )
     engine = config.engine or ENGINE
     if ENGINES[engine].servers != bool(config.server):
         names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
         raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")
     from opasd.evaluation.loop import Evaluation
     from opasd.grading.outside import MATH, find_grader
+    from opasd.grading.reading import Reading, parse_marks
 
     grader = find_grader(config.grader or MATH) or ""
-    return Evaluation(targets, benchmarks, profile, engine, config.max_batch or GROUP, template_options, grader)
+    reading = Reading(parse_marks(config.think_marks), config.boxes or "joined")
+    group = config.max_batch or GROUP
+    return Evaluation(targets, benchmarks, profile, engine, group, template_options, grader, reading)
 
 
 def _targets(options: argparse.Namespace) -> "list[Target]":

@@ -9,10 +9,9 @@ from opasd.choices import FinishReason
 from opasd.config import SamplingConfig
 from opasd.data.problems import Problem
 from opasd.grading.outside import MATH, RolloutGrader, rollout_grader
+from opasd.grading.reading import BOX_TOKENS, Mark, marks_of, open_mark
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import RolloutEngine, derive_seed
-
-_THINK, _END_OF_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,26 @@ def answer(
     ]
 
 
-def readable(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of a completion without control tokens; think tags stay, even if they are control tokens."""
-    tags = tokenizer.convert_tokens_to_ids([_THINK, _END_OF_THINK])
-    special = set(tokenizer.all_special_ids) - set(tags if isinstance(tags, list) else [tags])
+def model_marks(tokenizer: PreTrainedTokenizerBase, given: Sequence[Mark] = ()) -> tuple[Mark, ...]:
+    """Return the marks of a model's reasoning: those of its chat template, and those that a flag gives."""
+    template = tokenizer.chat_template
+    templates = template.values() if isinstance(template, dict) else [template or ""]
+    return tuple(dict.fromkeys([*given, *marks_of("\n".join(map(str, templates)))]))
+
+
+def readable(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], marks: Sequence[Mark] | None = None) -> str:
+    """Return the text of a completion without control tokens, except those that mark reasoning or a box."""
+    kept = [text for mark in (*(model_marks(tokenizer) if marks is None else marks), BOX_TOKENS) for text in mark]
+    special = {
+        number
+        for number, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        if not token or not any(str(token) in text for text in kept)
+    }
     return str(tokenizer.decode([token for token in ids if token not in special]))
 
 
-def thinking_prefix(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
-    """Return `<think>` if the prompt ends inside a thinking block, as with some chat templates, else nothing."""
-    return _THINK if _THINK in str(tokenizer.decode(list(prompt))).rpartition(_END_OF_THINK)[2] else ""
+def thinking_prefix(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], marks: tuple[Mark, ...] | None = None
+) -> str:
+    """Return the mark that opens reasoning if the prompt ends inside it, as with some chat templates, else nothing."""
+    return open_mark(str(tokenizer.decode(list(prompt))), model_marks(tokenizer) if marks is None else marks)

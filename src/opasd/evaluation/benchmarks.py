@@ -25,8 +25,9 @@ from opasd.data.made import TASKS, make_problems
 from opasd.data.problems import Problem, load_problems
 from opasd.data.sources import ANSWER_COLUMNS, Origin, files_by_split, listing, read_rows
 from opasd.errors import ConfigError, DataError, error_prefix
+from opasd.grading.reading import boxed_answer
 from opasd.grading.tidying import tidy
-from opasd.grading.verdict import AnswerKind
+from opasd.grading.verdict import AnswerKind, quick_verdict
 from opasd.grading.words import choice
 from opasd.lab import LAB
 from opasd.prompts.wording import Wording
@@ -70,6 +71,8 @@ class Benchmark(Section):
     """Regular expression whose first group extracts the answer. A text that does not match is the answer itself."""
     kind: AnswerKind = "expression"
     """What the answers are."""
+    tolerance: float | None = Field(default=None, gt=0, lt=1)
+    """How far a number may be from the known one, as a share of it: 0.01 for rounded answers. Unset: not at all."""
     prompt: str = PromptConfig().student
     """The user's message."""
     instruction: str = PromptConfig().instruction
@@ -100,9 +103,17 @@ class LoadedBenchmark:
         return self.entry.name
 
     @property
+    def unmatched(self) -> list[str]:
+        """The ids of problems whose known answer, put into a box, would be graded as wrong."""
+        kind = self.entry.kind
+        boxes = ((problem, boxed_answer(rf"\boxed{{{problem.answer}}}")) for problem in self.problems)
+        return [p.id for p, answer in boxes if not answer or not quick_verdict(answer, str(p.answer), kind)]
+
+    @property
     def fingerprint(self) -> str:
         """A digest of the questions, the answers, and how they are asked and graded."""
-        wording = [self.entry.prompt, self.entry.instruction, self.entry.kind]
+        wording: list[Any] = [self.entry.prompt, self.entry.instruction, self.entry.kind]
+        wording += [self.entry.tolerance] if self.entry.tolerance else []
         rows = [[problem.id, problem.question, problem.answer] for problem in self.problems]
         return hashlib.blake2b(json.dumps([wording, rows]).encode(), digest_size=16).hexdigest()
 
@@ -114,6 +125,7 @@ class LoadedBenchmark:
             "revision": self.revision,
             "problems": len(self.problems),
             "kind": self.entry.kind,
+            **({"tolerance": self.entry.tolerance} if self.entry.tolerance else {}),
             "prompt": self.entry.prompt,
             "instruction": self.entry.instruction,
             "fingerprint": self.fingerprint,

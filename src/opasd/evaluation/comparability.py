@@ -26,6 +26,8 @@ Settings = Mapping[str, Any]
 
 GROWING = ("targets", "benchmarks")
 """Parts of the settings that may grow when a folder is resumed; each maps names to descriptions."""
+GRADING = "grading"
+"""The part of the settings with the versions of the grader and its libraries."""
 _IDENTITY = {"targets": ("model", "dtype", "fingerprint"), "benchmarks": ("fingerprint",)}
 
 
@@ -40,7 +42,8 @@ def identity(settings: Settings) -> dict[str, Any]:
         part: {name: [about[key] for key in _IDENTITY[part]] for name, about in settings[part].items()}
         for part in GROWING
     }
-    return dict(settings) | parts
+    # Another grader grades the same samples anew.
+    return {name: value for name, value in settings.items() if name != GRADING} | parts
 
 
 def digest(settings: Settings) -> str:
@@ -163,6 +166,7 @@ class Conditions:
         shared = {name: target.get(name) for name in ("model", "dtype", "fingerprint")}
         shared |= {name: profile.get(name) for name in ("seed", "thinking")} | {"sampling": sampling or None}
         shared["engine"] = settings.get("engine")
+        shared[GRADING] = settings.get(GRADING)
         shared["template_options"] = settings.get("template_options", {} if profile else None)
         counts = {"samples": profile.get("samples"), "group": settings.get("group")}
         benchmarks = {
@@ -205,6 +209,8 @@ class Conditions:
             words.append("with thinking" if self.shared["thinking"] else "without thinking")
         if _differ("template_options", self.shared, first.shared):
             words.append("other template options")
+        if _differ(GRADING, self.shared, first.shared):
+            words.append("graded by other rules")
         if counts and _differ("samples", own, before):
             words.append(f"{own['samples']} samples a problem")
         budget = self.budgets.get(benchmark)

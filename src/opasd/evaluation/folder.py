@@ -17,10 +17,12 @@ from typing import Any
 
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import LoadedBenchmark
-from opasd.evaluation.comparability import GROWING, combined, conflicts, continues, digest, settings_of
-from opasd.files import json_line, write_bytes, write_json
+from opasd.evaluation.comparability import GRADING, GROWING, combined, conflicts, continues, digest, settings_of
+from opasd.files import json_line, read_object, write_bytes, write_json
 
 SETTINGS, PROBLEMS, SAMPLES, RESULTS = "settings.json", "problems.jsonl", "samples.jsonl", "evaluation.json"
+_OPTIONAL = ("template_options", "grader", "boxes", "think_marks", GRADING)
+"""Parts of the settings that older folders, or those with the defaults, do not have."""
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
 
@@ -61,7 +63,7 @@ def _existing_settings(path: Path, requested: dict[str, Any]) -> dict[str, Any] 
             raise ConfigError(f"{path} has {others[0]} but no {SETTINGS}; give a new --output")
         return None
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    if missing := [name for name in requested if name not in settings and name != "template_options"]:
+    if missing := [name for name in requested if name not in settings and name not in _OPTIONAL]:
         raise ConfigError(f"{path / SETTINGS} is no evaluation's (no {missing[0]!r}); give a new --output")
     if not (path / SAMPLES).exists() and not (path / RESULTS).exists():
         return None
@@ -69,6 +71,16 @@ def _existing_settings(path: Path, requested: dict[str, Any]) -> dict[str, Any] 
         raise ConfigError(
             f"{path} holds samples of other settings: {'; '.join(differing)}. Give the same ones or another --output"
         )
+    return settings
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of an evaluation that has samples; refuse any other folder."""
+    if missing := [name for name in (SETTINGS, SAMPLES, PROBLEMS) if not (path / name).is_file()]:
+        raise ConfigError(f"{path} is no evaluation's folder (no {missing[0]}); give one that opasd evaluate has made")
+    settings = read_object(path / SETTINGS)
+    if not all(isinstance(settings.get(part), dict) for part in ("profile", *GROWING)):
+        raise ConfigError(f"{path / SETTINGS} is damaged; give another folder")
     return settings
 
 

@@ -7,7 +7,7 @@ again whole. So a resumed evaluation has the batches of an uninterrupted one, an
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -20,14 +20,18 @@ from opasd.choices import Engine
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
-from opasd.evaluation.answers import readable, thinking_prefix
+from opasd.evaluation import regrading
+from opasd.evaluation.answers import model_marks, readable, thinking_prefix
 from opasd.evaluation.benchmarks import LoadedBenchmark
-from opasd.evaluation.comparability import GROWING
+from opasd.evaluation.comparability import GRADING, GROWING
 from opasd.evaluation.profiles import ENGINE, GROUP, Profile
 from opasd.evaluation.results import SCHEMA, build, gather
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.evaluation.targets import Target
-from opasd.grading import outside, pool
+from opasd.grading import pool
+from opasd.grading.outside import seconds_of
+from opasd.grading.reading import KNOWN_MARKS, Reading
+from opasd.grading.versions import versions
 from opasd.model.checks import context
 from opasd.model.loading import load_tokenizer, loading_errors, model_source
 from opasd.progress import SampleProgress
@@ -71,6 +75,8 @@ class Evaluation:
     """Further variables of the chat template."""
     grader: str = ""
     """`module:function` of a grader from outside."""
+    reading: Reading = Reading(marks=())  # noqa: RUF009 (a tuple never changes)
+    """How answers are found in completions; the marks are those that were given beside each model's own."""
 
     def settings(self) -> dict[str, Any]:
         """Return the contents of settings.json."""
@@ -80,6 +86,9 @@ class Evaluation:
             "group": self.group,
             **({"template_options": dict(self.template_options)} if self.template_options else {}),
             **({"grader": self.grader} if self.grader else {}),
+            **({"boxes": self.reading.boxes} if self.reading.boxes != "joined" else {}),
+            **({"think_marks": [list(mark) for mark in self.reading.marks]} if self.reading.marks else {}),
+            GRADING: versions(self.grader),
             "targets": {target.name: target.describe() for target in self.targets},
             "benchmarks": {benchmark.name: benchmark.describe() for benchmark in self.benchmarks},
         }
@@ -101,20 +110,21 @@ def evaluate(
     """Draw the samples that the folder `path` lacks, then write and return its results; `settings` are the folder's."""
     samples = SampleFile(path / folders.SAMPLES)
     folders.write_problems(path, evaluation.benchmarks)
+    settings = regrading.bring_up_to_date(path, settings, samples, progress.say)
     trials = [(target, benchmark) for target in evaluation.targets for benchmark in evaluation.benchmarks]
     keys = [key for trial in trials for group in evaluation.groups(*trial) for key in group]
     missing = Counter(key.target for key in keys if key not in samples.keys)
     progress.begin(len(keys), len(keys) - missing.total())
     tokens, seconds = 0, 0.0
-    limit = outside.SECONDS if evaluation.grader else pool.SECONDS
-    with pool.Grader(seconds=limit, function=evaluation.grader) as grader:
+    with pool.Grader(seconds=seconds_of(evaluation.grader), function=evaluation.grader) as grader:
         for model, targets in _by_base_model(evaluation.targets):
             if any(missing[target.name] for target in targets):
                 if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
                     grader.start()  # its processes start while the model is loaded
                 for drawn in _draw(evaluation, open_base(model), targets, samples, grader, progress):
                     tokens, seconds = tokens + drawn[0], seconds + drawn[1]
-    results = _results(evaluation, path.name, settings, samples)
+    problems = {loaded.name: [problem.id for problem in loaded.problems] for loaded in evaluation.benchmarks}
+    results = results_of(evaluation.profile, path.name, settings, samples, problems)
     speed = tokens / seconds if seconds else None
     results["spent"] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": speed}
     folders.write_results(path, results)
@@ -173,6 +183,8 @@ class Exam:
         self.benchmark = benchmark
         self.profile = evaluation.profile
         self.tokenizer = base.tokenizer
+        marks = model_marks(base.tokenizer, evaluation.reading.marks)
+        self.reading = evaluation.reading._replace(marks=marks)
         wording = benchmark.entry.prompts().model_copy(update={"template_options": dict(evaluation.template_options)})
         builder = PromptBuilder(base.tokenizer, wording)
         self.prompts = {
@@ -210,45 +222,68 @@ class Exam:
         jobs: dict[tuple[SampleKey, int | None], pool.Job] = {}
         for key, completion in zip(keys, completions, strict=True):
             # A prompt may end inside a thinking block.
-            prefix = thinking_prefix(self.tokenizer, self.prompts[key.problem])
+            prefix = self._opened(key)
             for budget in (None, *self.profile.cuts):
                 if budget is None or len(completion.ids) > budget:
-                    text = prefix + readable(self.tokenizer, completion.ids[:budget])
+                    text = prefix + self._text(completion, budget)
                     reason = completion.finish_reason if budget is None else "length"
                     problem = problems[key.problem]
-                    job = pool.Job(text, str(problem.answer), self.benchmark.entry.kind, reason, problem)
-                    jobs[key, budget] = job
+                    entry = self.benchmark.entry
+                    jobs[key, budget] = pool.Job(
+                        text, str(problem.answer), entry.kind, reason, problem, self.reading, entry.tolerance or 0.0
+                    )
         graded = dict(zip(jobs, grader.grade_all(jobs.values()), strict=True))
         return [
             Sample(
                 *key,
                 seed=self._seed(key),
                 ids=completion.ids,
-                text=readable(self.tokenizer, completion.ids),
+                text=self._text(completion),
                 finish_reason=completion.finish_reason,
                 verdict=graded[key, None].verdict,
                 answer=graded[key, None].answer,
-                cuts={str(b): graded[key, b]._asdict() for b in self.profile.cuts if (key, b) in graded},
+                cuts={
+                    str(b): graded[key, b]._asdict() | {"chars": len(self._text(completion, b))}
+                    for b in self.profile.cuts
+                    if (key, b) in graded
+                },
+                opened=self._opened(key),
+                marks=tuple(mark for mark in self.reading.marks if mark not in KNOWN_MARKS),
             )
             for key, completion in zip(keys, completions, strict=True)
         ]
+
+    def _text(self, completion: Completion, budget: int | None = None) -> str:
+        return readable(self.tokenizer, completion.ids[:budget], self.reading.marks)
+
+    def _opened(self, key: SampleKey) -> str:
+        return thinking_prefix(self.tokenizer, self.prompts[key.problem], self.reading.marks)
 
     def _seed(self, key: SampleKey) -> int:
         return derive_seed(self.profile.seed, key.problem, key.sample)
 
 
-def _results(evaluation: Evaluation, name: str, settings: dict[str, Any], samples: SampleFile) -> dict[str, Any]:
-    """Return the results of all that the folder holds whole, also from earlier commands."""
+def results_of(
+    profile: Profile,
+    name: str,
+    settings: dict[str, Any],
+    samples: Iterable[Sample],
+    ordered: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """Return the results of all that the folder holds whole, also from earlier commands.
+
+    `ordered` has the ids of a benchmark's problems in their order.
+    """
     targets, benchmarks = settings["targets"], settings["benchmarks"]
     graded = {
-        sample.key: {budget: sample.at_budget(budget) for budget in evaluation.profile.cuts}
+        sample.key: {budget: sample.at_budget(budget) for budget in profile.cuts}
         for sample in samples
         if sample.target in targets and sample.benchmark in benchmarks
     }
     problems: dict[str, dict[str, None]] = {name: {} for name in benchmarks}
     for key in graded:
         problems[key.benchmark][key.problem] = None
-    problems |= {loaded.name: dict.fromkeys(p.id for p in loaded.problems) for loaded in evaluation.benchmarks}
+    problems |= {name: dict.fromkeys(ids) for name, ids in ordered.items()}
     whole = {name: list(ids) for name, ids in problems.items() if len(ids) == benchmarks[name]["problems"]}
     return {
         "schema": SCHEMA,
@@ -257,5 +292,5 @@ def _results(evaluation: Evaluation, name: str, settings: dict[str, Any], sample
         "settings": {name: value for name, value in settings.items() if name not in GROWING},
         "targets": targets,
         "benchmarks": benchmarks,
-        **build(gather(graded, whole, list(targets), evaluation.profile.samples)),
+        **build(gather(graded, whole, list(targets), profile.samples)),
     }

@@ -5,7 +5,7 @@ problem and number, so none is drawn twice.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,9 @@ from opasd.files import JsonLines
 from opasd.grading.verdict import VERDICTS, Verdict
 
 _CUT = {"verdict", "answer"}
+"""What the verdict on a cut sample has at least."""
+_LEFT_OUT = {"opened": "", "marks": ()}
+"""Fields that a line leaves out if they say nothing."""
 
 
 class SampleKey(NamedTuple):
@@ -50,11 +53,20 @@ class Sample:
     verdict: Verdict
     answer: str | None
     cuts: dict[str, dict[str, Any]]
-    """The verdict on the sample cut at a budget and the answer there, by each budget that the sample exceeds."""
+    """The verdict on the sample cut at a budget and the answer there, by each budget that the sample exceeds; `chars`
+    is how much of the text is left."""
+    opened: str = ""
+    """The mark of reasoning that the prompt opened."""
+    marks: Sequence[Sequence[str]] = ()
+    """Marks of reasoning, opening and closing, that are not among the known ones."""
 
     @property
     def key(self) -> SampleKey:
         return SampleKey(self.target, self.benchmark, self.problem, self.sample)
+
+    def row(self) -> dict[str, Any]:
+        """Return its line."""
+        return {name: value for name, value in vars(self).items() if _LEFT_OUT.get(name, ...) != value}
 
     def at_budget(self, budget: int) -> GradedSample:
         """Return the sample with at most `budget` tokens."""
@@ -70,13 +82,17 @@ class SampleFile:
         self._rows = JsonLines(path)
         self.keys = {sample.key for sample in self}
         if len(self.keys) < sum(1 for _ in self._lines()):
-            self._rows.replace(vars(sample) for sample in self)
+            self.replace(self)
 
     def append(self, samples: list[Sample]) -> None:
         """Write the samples that the file does not have yet."""
         new = [sample for sample in samples if sample.key not in self.keys]
-        self._rows.append(*map(vars, new))
+        self._rows.append(*(sample.row() for sample in new))
         self.keys.update(sample.key for sample in new)
+
+    def replace(self, samples: Iterable[Sample]) -> None:
+        """Replace all samples at once."""
+        self._rows.replace(sample.row() for sample in samples)
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield every whole sample once."""
@@ -99,7 +115,7 @@ def _parse(line: bytes) -> Sample | None:
         sample = Sample(**json.loads(line))
         names = (sample.target, sample.benchmark, sample.problem)
         whole = all(isinstance(name, str) for name in names) and isinstance(sample.sample, int)
-        whole &= isinstance(sample.ids, list) and all(cut.keys() == _CUT for cut in sample.cuts.values())
+        whole &= isinstance(sample.ids, list) and all(cut.keys() >= _CUT for cut in sample.cuts.values())
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     return sample if whole and sample.verdict in VERDICTS and line.endswith(b"\n") else None

@@ -1,6 +1,7 @@
 """The algebra of grading: math-verify and sympy, with the cases in which they would be wrong."""
 
 import re
+from functools import partial
 from typing import Any
 
 import sympy
@@ -17,13 +18,15 @@ _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 
 
-def equal_by_algebra(gold: str, answer: str) -> bool:
+def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
     first, second = _parse(gold), _parse(answer)
     if first is None or second is None or _points_and_interval(first, second):
         return False
     if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
         return _close(first, second) is not False
+    if tolerance and _close(first, second, tolerance):
+        return True
     return _same_complex(first, second) or _same_inequality(first, second)
 
 
@@ -86,15 +89,14 @@ def _same_inequality(first: Any, second: Any) -> bool:
     return solutions is not None and bool(solutions == _solutions(second))
 
 
-def _close(first: Any, second: Any) -> bool | None:
-    """Return whether two numbers agree relative to their size, however small; None if one is no finite number."""
+def _close(first: Any, second: Any, tolerance: float | str = _RELATIVE) -> bool | None:
+    """Return whether two numbers agree relative to the first one's size; None if one is no finite number."""
     if not all(isinstance(side, sympy.Expr) and side.is_number for side in (first, second)):
         return None
     values = [sympy.N(side.doit(), 30) for side in (first, second)]
     if not all(value.is_finite for value in values):
         return None
-    gap, size = abs(values[0] - values[1]), abs(values[0]) + abs(values[1])
-    return bool(gap <= sympy.Float(_RELATIVE) * size)
+    return bool(abs(values[0] - values[1]) <= sympy.Float(tolerance, 30) * abs(values[0]))
 
 
 def _same_complex(first: Any, second: Any) -> bool:
@@ -106,9 +108,9 @@ def _same_complex(first: Any, second: Any) -> bool:
     return _close(first, second) is True or bool(sympy.simplify(sympy.expand(first - second)) == 0)
 
 
-def compare(gold: str, answer: str) -> bool | None:
+def compare(gold: str, answer: str, tolerance: float = 0.0) -> bool | None:
     """Return whether two answers are equal; None if the comparison failed."""
     try:
-        return equal(gold, answer, equal_by_algebra)
+        return equal(gold, answer, partial(equal_by_algebra, tolerance=tolerance), tolerance=tolerance)
     except Exception:  # the parser and the algebra raise all kinds
         return None

@@ -11,14 +11,29 @@ system share every rule except the algebra.
 
 import re
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from string import ascii_letters
 from typing import NamedTuple
 
 from opasd.grading.quantities import number, quantity
+from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
 from opasd.grading.words import choice, differ_in_first_word, has_article, in_words, starts_with_words, without_leads
 
 Decide = Callable[[str, str], bool | None]
+
+
+class Rules(NamedTuple):
+    """What the comparison of two single values needs."""
+
+    decide: Decide
+    tolerance: Fraction = Fraction(0)
+    """How far a number may be from the known one, as a share of it."""
+
+    def same_number(self, gold: Fraction, answer: Fraction) -> bool:
+        return abs(gold - answer) <= self.tolerance * abs(gold)
+
+
 LONGEST = 1000
 MOST_ITEMS = 100
 """A longer answer, or one of more items, is compared as text alone."""
@@ -61,8 +76,9 @@ class Items(NamedTuple):
     """It cannot be a point: a variable is in it, it is half open, or it has an infinite end."""
 
 
-def equal(gold: str, answer: str, decide: Decide) -> bool | None:
+def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> bool | None:
     """Return whether `answer` equals `gold`, None if `decide` left it open. An empty answer equals nothing."""
+    gold, answer = unboxed(gold), unboxed(answer)
     if any(len(text) > LONGEST or text.count(",") + text.count(";") > MOST_ITEMS for text in (gold, answer)):
         return gold.strip() == answer.strip()
     gold, answer = tidy(gold), tidy(answer)
@@ -78,7 +94,7 @@ def equal(gold: str, answer: str, decide: Decide) -> bool | None:
         return False
     gold, answer = without_leads(gold, answer)
     try:
-        return _same(_items(gold), _items(answer), decide)
+        return _same(_items(gold), _items(answer), Rules(decide, Fraction(tolerance).limit_denominator(10**9)))
     except RecursionError:
         return None
 
@@ -111,13 +127,13 @@ def _both_signs(value: str) -> list[str]:
     return [value.translate(_PLUS_FIRST).removeprefix("+").strip(), value.translate(_MINUS_FIRST).strip()]
 
 
-def _same(gold: Items, answer: Items, decide: Decide) -> bool | None:
+def _same(gold: Items, answer: Items, rules: Rules) -> bool | None:
     gold, answer = _as_tuple(gold, answer), _as_tuple(answer, gold)
     if len(gold.values) == len(answer.values) == 1 and {gold.brackets, answer.brackets} <= {"", "{}"}:
-        return _same_value(gold.values[0], answer.values[0], decide)
-    verdict = _same_items(gold, answer, decide)
+        return _same_value(gold.values[0], answer.values[0], rules)
+    verdict = _same_items(gold, answer, rules)
     if verdict is False and any(_RELATION.search(items.text) for items in (gold, answer)):
-        return decide(gold.text, answer.text)  # an interval and an inequality, two inequalities and a union
+        return rules.decide(gold.text, answer.text)  # an interval and an inequality, two inequalities and a union
     return verdict
 
 
@@ -130,7 +146,7 @@ def _as_tuple(items: Items, other: Items) -> Items:
     return Items(items.text, "()", rows, is_interval=False)
 
 
-def _same_items(gold: Items, answer: Items, decide: Decide) -> bool | None:
+def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     in_order = _in_order(gold.brackets, answer.brackets, len(gold.values))
     sets = gold.brackets == answer.brackets == "{}"  # a set has an element once, however often it is written
     if "" in (gold.brackets, answer.brackets) and (gold.is_interval or answer.is_interval):
@@ -139,8 +155,8 @@ def _same_items(gold: Items, answer: Items, decide: Decide) -> bool | None:
         return False
     golds, answers = ([_items(value) for value in values] for values in _without_names(gold.values, answer.values))
     if in_order:
-        return _all(_same(a, b, decide) for a, b in zip(golds, answers, strict=True))
-    matches = [[_same(a, b, decide) for b in answers] for a in golds]
+        return _all(_same(a, b, rules) for a, b in zip(golds, answers, strict=True))
+    matches = [[_same(a, b, rules) for b in answers] for a in golds]
     rows = (*matches, *zip(*matches, strict=True))
     return _all(True in row or (None if None in row else False) for row in rows)
 
@@ -162,14 +178,14 @@ def _without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[
     return [[name[3] if name and removable else value for value, name in side] for side in sides]
 
 
-def _same_value(gold: str, answer: str, decide: Decide) -> bool | None:
+def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     gold, answer = _without_shared_name(gold, answer)
     if bare(gold) == bare(answer):
         return bare(gold) != ""
     bases = _in_base(gold), _in_base(answer)
     if any(bases):
         return bases[0] == bases[1]
-    if (verdict := _same_percent(gold, answer)) is not None:
+    if (verdict := _same_percent(gold, answer, rules)) is not None:
         return verdict
     if any(map(_STERLING.search, (gold, answer))):
         gold, answer = (_POUNDS.sub("£", text) for text in (gold, answer))  # pounds are a weight otherwise
@@ -184,15 +200,15 @@ def _same_value(gold: str, answer: str, decide: Decide) -> bool | None:
     if gold_unit and answer_unit and gold_unit != answer_unit:
         if gold_unit.dimension != answer_unit.dimension or gold_number is None or answer_number is None:
             return False
-        return gold_number * gold_unit.factor == answer_number * answer_unit.factor
+        return rules.same_number(gold_number * gold_unit.factor, answer_number * answer_unit.factor)
     if gold_number is not None and answer_number is not None:
-        return gold_number == answer_number
+        return rules.same_number(gold_number, answer_number)
     if bare(gold) == bare(answer):
         return bare(gold) != ""
     no_expression = (starts_with_words(text) or not is_balanced(text) for text in (gold, answer))
     if _differ_in_case(gold, answer) or any(no_expression):
         return False
-    return decide(gold, answer)
+    return rules.decide(gold, answer)
 
 
 def _without_shared_name(gold: str, answer: str) -> tuple[str, str]:
@@ -218,16 +234,17 @@ def _in_base(text: str) -> tuple[int | str, str] | None:
     return None if "(" in match[0] else (match[1], base)
 
 
-def _same_percent(gold: str, answer: str) -> bool | None:
+def _same_percent(gold: str, answer: str, rules: Rules) -> bool | None:
     """50 % is 1/2; it is also 50 if the other side leaves the sign out, unless the number is below 1."""
     marks = _PERCENT.fullmatch(gold), _PERCENT.fullmatch(answer)
     first, second = (number(bare(mark[1] if mark else text)) for mark, text in zip(marks, (gold, answer), strict=True))
     if not any(marks) or first is None or second is None:
         return None
     if all(marks):
-        return first == second
-    percent, plain = (first, second) if marks[0] else (second, first)
-    return percent == plain * 100 or (percent == plain and abs(percent) >= 1)
+        return rules.same_number(first, second)
+    # Both as the known answer has them.
+    scaled = second * 100 if marks[0] else second / 100
+    return rules.same_number(first, scaled) or (rules.same_number(first, second) and abs(first) >= 1)
 
 
 def _differ_in_case(gold: str, answer: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 from opasd.choices import GRADERS
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError, closest
+from opasd.grading import pool
 from opasd.grading.pool import Grader, Job
 from opasd.grading.verdict import is_correct
 
@@ -65,6 +66,11 @@ def find_grader(name: str | GradeFunction) -> str | None:
     if not callable(function):
         raise ConfigError(f"grader: {path} is no function; give one that takes a problem and a completion")
     return path
+
+
+def seconds_of(path: str) -> float:
+    """Return the processor time that a grader may take for one answer; no path: the package's own."""
+    return SECONDS if path else pool.SECONDS
 
 
 def rollout_grader(name: str | GradeFunction) -> RolloutGrader:

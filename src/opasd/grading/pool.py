@@ -3,8 +3,9 @@
     with Grader() as grader:
         verdict, answer = grader.grade(Job(r"… \\boxed{2\\sqrt{3}}", gold=r"\\sqrt{12}"))
 
-This process decides equal texts, numbers and letters at once; the rest goes to a worker. No comparison takes longer
-than `SECONDS`, whatever the answer says.
+This process decides equal texts, numbers and letters at once; the rest goes to a worker. No comparison takes more
+processor time than `SECONDS`, whatever the answer says. One that fails is tried once more, alone and with twice the
+time, before its failure stands; so no pair takes more than three times `SECONDS`. A busy machine changes no verdict.
 """
 
 import json
@@ -21,18 +22,18 @@ from typing import NamedTuple, Self
 
 from opasd.choices import FinishReason
 from opasd.data.problems import Problem
-from opasd.grading.verdict import AnswerKind, Verdict, boxed_answer, quick_verdict
+from opasd.grading.reading import Reading, boxed_answer
+from opasd.grading.verdict import AnswerKind, Verdict, quick_verdict
 
 SECONDS = 1.5
-"""Processor time that a comparison may take; on the clock it may take twice as much."""
-_SLACK = 0.5
-"""Seconds beyond that after which a worker, which keeps the time itself, is lost."""
-_START_SECONDS = 120.0
+"""Processor time that a comparison may take at first."""
+_PATIENCE = 600.0
+"""Seconds on the clock after which a worker, which keeps the time itself, is lost."""
 _FAILED_STARTS = 2
 """Workers that may end before their first reply; after one more the grader gives up."""
 
-Pair = tuple[str, str]
-"""The known answer and the one to compare with it."""
+Pair = tuple[str, str, float]
+"""The known answer, the one to compare with it, and the tolerance."""
 
 
 class Job(NamedTuple):
@@ -44,6 +45,9 @@ class Job(NamedTuple):
     finish_reason: FinishReason = "stop"
     problem: Problem | None = None
     """Needed by a grader from outside alone."""
+    reading: Reading = Reading()
+    tolerance: float = 0.0
+    """How far a number may be from the known one, as a share of it."""
 
 
 class Graded(NamedTuple):
@@ -88,33 +92,48 @@ class Grader:
         """Return the verdicts in order; all workers share the work."""
         if self.function:
             return self._grade_outside(list(jobs))
-        answered = [(job, boxed_answer(job.text)) for job in jobs]
-        equal = [quick_verdict(answer, job.gold, job.kind) if answer else False for job, answer in answered]
-        hard = {index: (job.gold, answer or "") for index, (job, answer) in enumerate(answered) if equal[index] is None}
+        answered = [(job, boxed_answer(job.text, job.reading)) for job in jobs]
+        equal = [
+            quick_verdict(answer, job.gold, job.kind, job.tolerance) if answer else False for job, answer in answered
+        ]
+        hard = {
+            index: (job.gold, answer or "", job.tolerance)
+            for index, (job, answer) in enumerate(answered)
+            if equal[index] is None
+        }
         self._compare(dict.fromkeys(hard.values()))
         for index, pair in hard.items():
             equal[index] = self._known[pair]
         return [_graded(job, answer, same) for (job, answer), same in zip(answered, equal, strict=True)]
 
     def _grade_outside(self, jobs: Sequence[Job]) -> list[Graded]:
-        pairs = [(json.dumps(asdict(job.problem)) if job.problem else "null", job.text) for job in jobs]
+        pairs = [(json.dumps(asdict(job.problem)) if job.problem else "null", job.text, 0.0) for job in jobs]
         self._compare(dict.fromkeys(pairs))
         verdicts: dict[bool | None, Verdict] = {None: "grader_failed", True: "correct", False: "wrong"}
         return [
-            Graded(verdicts[self._known[pair]], boxed_answer(job.text)) for job, pair in zip(jobs, pairs, strict=True)
+            Graded(verdicts[self._known[pair]], boxed_answer(job.text, job.reading))
+            for job, pair in zip(jobs, pairs, strict=True)
         ]
 
     def _compare(self, pairs: Iterable[Pair]) -> None:
-        todo = [pair for pair in pairs if pair not in self._known][::-1]
+        """Compare the pairs side by side, and those that fail once more, one at a time with twice the seconds."""
+        todo = [pair for pair in pairs if pair not in self._known]
         if todo:
             self.start()
+        self._compare_side_by_side(todo, self.seconds)
+        for pair in todo:
+            if self._known[pair] is None:
+                self._compare_side_by_side([pair], 2 * self.seconds)
+
+    def _compare_side_by_side(self, pairs: Sequence[Pair], seconds: float) -> None:
+        todo = list(reversed(pairs))
         busy: dict[_Worker, Pair] = {}
         repeated: set[Pair] = set()
         while todo or busy:
             for worker in self._workers:
                 if todo and worker not in busy:
                     busy[worker] = todo.pop()
-                    worker.ask(busy[worker], self.seconds)
+                    worker.ask(busy[worker], seconds)
             seconds_left = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
             for worker in select.select(list(busy), [], [], seconds_left)[0]:
                 if worker.receive():
@@ -169,9 +188,9 @@ class _Worker:
 
     def ask(self, pair: Pair, seconds: float) -> None:
         """Send the process a pair to compare."""
-        self.deadline = time.monotonic() + 2 * seconds + _SLACK + (0.0 if self.replied else _START_SECONDS)
+        self.deadline = time.monotonic() + _PATIENCE
         try:
-            self._connection.send((*pair, seconds))
+            self._connection.send((pair, seconds))
         except OSError:
             self.ended = True
 

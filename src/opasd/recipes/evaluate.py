@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -56,6 +56,16 @@ class EvaluateConfig(Section):
     """Grader of the answers: a name that a plugin has registered, or `module:function`. Unset: the package's own."""
     plugins: tuple[str, ...] = ()
     """Python modules to import first, which register benchmarks, graders or engines."""
+    boxes: Literal["joined", "last"] | None = None
+    """Boxes with only a comma, `and` or `or` between them: joined to one list, or only the last one read. Unset:
+    joined."""
+    think_marks: tuple[str, ...] = ()
+    """Marks that open and close a model's reasoning, OPEN,CLOSE, beside the known ones and those of its template."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        # Unset, a field that came later must not change the text of a sweep's settings.
+        later = {"boxes": None, "think_marks": ()}
+        return (pair for pair in super().__repr_args__() if pair not in later.items())
 
     def flags(self) -> list[str]:
         """Return the same options on the command line of `opasd evaluate`."""

@@ -1,0 +1,102 @@
+"""Grade an evaluation's kept samples anew, and list the verdicts that changed.
+
+Nothing is drawn, and no model is loaded. The new results are written beside the old ones; --write puts them in place.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opasd import plugins
+
+if TYPE_CHECKING:
+    from opasd.evaluation.regrading import Change
+    from opasd.evaluation.samples import Sample
+
+_SHOWN = 20
+"""Changed verdicts that are printed; the file has all."""
+
+
+def run(args: list[str]) -> int:
+    """Run the command."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("opasd regrade", description=__doc__, formatter_class=layout)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder of an evaluation, with its samples.jsonl.")
+    parser.add_argument("--write", action="store_true", help="Put the new verdicts and results in place of the old.")
+    parser.add_argument("--json", action="store_true", help="Print the changes as one JSON object.")
+    options = parser.parse_args(args)
+    plugins.load_installed()
+    from opasd.evaluation import folder as folders
+    from opasd.evaluation import regrading
+    from opasd.evaluation.comparability import GRADING
+    from opasd.evaluation.samples import SampleFile
+    from opasd.files import write_json
+    from opasd.grading.versions import in_words, versions
+    from opasd.run.locks import hold
+
+    path = options.folder
+    settings = folders.read_settings(path)
+    before, now = settings.get(GRADING), versions(settings.get("grader", ""))
+    written = folders.RESULTS if options.write else regrading.BESIDE
+    listed = regrading.CHANGES if options.write else regrading.CHANGES_BESIDE
+    with hold(path, "evaluation"):
+        samples = SampleFile(path / folders.SAMPLES)
+        kept = list(samples)
+        changes = regrading.regraded(path, settings, kept)
+        results = _results(path, settings | {GRADING: now}, kept, changes)
+        if options.write:
+            regrading.write_changes(path / listed, changes, before, now)
+            regrading.apply(samples, changes)
+            write_json(path / folders.SETTINGS, settings | {GRADING: now})
+            folders.write_results(path, results)
+        else:
+            write_json(path / regrading.BESIDE, results)
+            (path / listed).unlink(missing_ok=True)
+            regrading.write_changes(path / listed, changes, before, now)
+    rows = [row for change in changes for row in change.rows()]
+    if options.json:
+        about = {"samples": len(kept), "changed": rows, "old_grading": before, GRADING: now, "written": options.write}
+        sys.stdout.write(json.dumps(about, ensure_ascii=False) + "\n")
+        return 0
+    sys.stdout.write(f"before: {in_words(before)}\nnow:    {in_words(now)}\n\n{_changes(rows)}\n")
+    sys.stdout.write(f"{len(changes)} of {len(kept)} samples changed")
+    sys.stdout.write(f": {path / listed}\n" if rows else "\n")
+    sys.stdout.write(f"{path / written}\n")
+    if not options.write:
+        sys.stdout.write(f"{path / folders.RESULTS} and the samples are as they were; --write replaces them\n")
+    return 0
+
+
+def _results(path: Path, settings: dict[str, Any], kept: "list[Sample]", changes: "list[Change]") -> dict[str, Any]:
+    """Return evaluation.json as it is with the new verdicts."""
+    from opasd.evaluation import folder as folders
+    from opasd.evaluation.loop import results_of
+    from opasd.evaluation.profiles import Profile
+    from opasd.files import JsonLines, read_object
+    from opasd.recipes.checking import checked
+
+    new = {change.new.key: change.new for change in changes}
+    problems: dict[str, list[str]] = {}
+    for row in JsonLines(path / folders.PROBLEMS):
+        problems.setdefault(row.get("benchmark", ""), []).append(row.get("problem", ""))
+    profile = checked(Profile, settings["profile"], str(path / folders.SETTINGS), "profile.")
+    ordered = {name: ids for name, ids in problems.items() if name in settings["benchmarks"]}
+    results = results_of(profile, path.name, settings, [new.get(sample.key, sample) for sample in kept], ordered)
+    return read_object(path / folders.RESULTS) | results
+
+
+def _changes(rows: list[dict[str, Any]]) -> str:
+    counts = Counter((row["old_verdict"], row["verdict"]) for row in rows)
+    lines = [f"{old} → {new}: {count}" for (old, new), count in counts.most_common()]
+    for row in rows[:_SHOWN]:
+        budget = f" at {row['budget']} tokens" if row["budget"] else ""
+        answer = row["answer"] if row["answer"] == row["old_answer"] else f"{row['old_answer']} → {row['answer']}"
+        lines.append(
+            f"  {row['target']} {row['problem']} #{row['sample']}{budget}: {row['old_verdict']} → {row['verdict']}   "
+            f"known {row['gold']!r:.60}, answer {answer!r:.80}"
+        )
+    lines += [f"  … {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "".join(f"{line}\n" for line in lines)
