@@ -10,7 +10,7 @@ import pytest
 
 from opasd.analysis.seeds import t_quantile
 from opasd.evaluation.comparability import Conditions
-from opasd.evaluation.statistics import Estimate, estimate, macro_average
+from opasd.evaluation.statistics import Estimate, estimate, gap_estimate, macro_average
 from opasd.report.build import build_report
 from opasd.report.folders import read_runs
 from opasd.report.headline import forest, headline, method_table
@@ -65,7 +65,7 @@ def test_the_headline_and_the_table_of_methods_by_benchmarks():
         ]
         for n in (0, 1)
     ]
-    gap = macro_average(gaps)
+    gap = macro_average([gap_estimate(own) for own in gaps])
     over = f"+{100 * gap.mean:.1f} [+{100 * gap.low:.1f}, +{100 * gap.high:.1f}]"
     assert headline(scores).startswith(f"OPASD {own} %, {over} over the base, +")
     assert headline(scores).endswith("against OPSD; 3 seeds.")

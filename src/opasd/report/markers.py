@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opasd.analysis.markers import LEAST, MARKERS, MarkerCounts, change_from, density, density_by_marker
-from opasd.evaluation.statistics import Estimate, estimate, paired_difference
+from opasd.evaluation.statistics import Estimate, mean_of
 from opasd.report.figure import Figure, Series, with_points
 from opasd.report.methods import Method
 from opasd.report.run import ROLLOUT
@@ -41,7 +41,7 @@ class Counted:
         mean = math.fsum(before[problem] for problem in common) / max(len(common), 1)
         if not mean:
             return None
-        gap = paired_difference([after[problem] for problem in common], [before[problem] for problem in common])
+        gap = mean_of([after[problem] - before[problem] for problem in common])
         return Estimate(*(value / mean for value in gap))
 
 
@@ -105,7 +105,7 @@ def marker_table(methods: Sequence[Method]) -> Table | None:
     base, rows = shown[0], []
     for method in shown:
         own = found.responses[method.slot]
-        count = estimate(list(found.by_problem(method.slot).values()))
+        count = mean_of(list(found.by_problem(method.slot).values()))
         change = found.change(base.slot, method.slot) if method is not base and found.graded else None
         rows.append([
             Cell(method.name),

@@ -5,12 +5,12 @@ the same problems, each problem's share averaged over a method's runs first.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from opasd.analysis.seeds import summarise
-from opasd.evaluation.statistics import Estimate, estimate, macro_average
+from opasd.evaluation.statistics import Estimate, estimate, gap_estimate, macro_average
 from opasd.report.accuracy import capital
 from opasd.report.methods import Method
 from opasd.report.run import Run
@@ -86,7 +86,7 @@ class Scores:
             if not (common := [problem for problem in theirs if problem in mine]):
                 return None
             gaps.append([mine[problem] - theirs[problem] for problem in common])
-        return _over_problems(gaps) if gaps else None
+        return _over_problems(gaps, gap_estimate) if gaps else None
 
     def why_not(self, method: Method, other: Method, benchmark: Benchmark) -> str:
         """Say how the two were asked differently; empty if they are comparable."""
@@ -210,14 +210,13 @@ def _score(runs: Sequence[Sequence[Shares]]) -> Score | None:
         low, high = summarise(means).interval or (None, None)
         return Score(math.fsum(means) / len(means), low and max(low, 0.0), high and min(high, 1.0))
     pooled = [list(_pooled(column).values()) for column in zip(*runs, strict=True)]
-    return _over_problems(pooled) if all(pooled) else Score(math.fsum(means) / len(means))
+    return _over_problems(pooled, estimate) if all(pooled) else Score(math.fsum(means) / len(means))
 
 
-def _over_problems(columns: Sequence[Sequence[float]]) -> Score:
+def _over_problems(columns: Sequence[Sequence[float]], interval: Callable[[Sequence[float]], Estimate]) -> Score:
     if any(len(column) < 2 for column in columns):
         return Score(math.fsum(math.fsum(own) / len(own) for own in columns) / len(columns))
-    found: Estimate = estimate(columns[0]) if len(columns) == 1 else macro_average(columns)
-    return Score(*found)
+    return Score(*macro_average([interval(column) for column in columns]))
 
 
 def _mean(shares: Shares) -> float:
