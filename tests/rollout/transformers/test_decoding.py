@@ -13,9 +13,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opasd.config import SamplingConfig
 from opasd.lab import model_path
-from opasd.rollout.transformers import decoding, graphs, slots
-from opasd.rollout.transformers.decoding import NOT_FINITE, SlotPlan, make_slot_plan
+from opasd.rollout.transformers import decoding, graphs, pages, slots
+from opasd.rollout.transformers.decoding import SlotPlan
 from opasd.rollout.transformers.engine import TransformersEngine
+from opasd.rollout.transformers.trial import NOT_FINITE, make_slot_plan
 from tests.models import CUDNN, FAMILIES, VOCABULARY, add_lora, attention_function, make_model
 from tests.rollout.transformers.test_engine import GREEDY, NO_STOP, RANDOM, cut, exact_model, make_prompts, reference
 
@@ -56,7 +57,7 @@ def test_slots_give_the_tokens_of_generate():
     ]
 
 
-@settings(max_examples=15)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=9),
     seed=st.integers(0, 10**6),
@@ -66,11 +67,15 @@ def test_slots_give_the_tokens_of_generate():
     refill_share=st.sampled_from([1, 2, 8]),
     shrink=st.sampled_from([(1, 1), (4, 2), (10**6, 8)]),
     prefill_tokens=st.sampled_from([1, 20, 10**6]),
+    page=st.sampled_from([4, 16, 256]),
+    copies=st.integers(1, 3),
+    memory=st.sampled_from([1.0, 1.6, 10**6]),
 )
 def test_when_rows_are_looked_at_filled_and_moved_changes_nothing(
-    lengths, seed, limit, max_batch, check_every, refill_share, shrink, prefill_tokens
+    lengths, seed, limit, max_batch, check_every, refill_share, shrink, prefill_tokens, page, copies, memory
 ):
-    model, prompts = exact_model("qwen3"), make_prompts(lengths, seed)
+    """Nor how large pages are, how many there are, and which rows share them; `memory` is in rows of full length."""
+    model, prompts = exact_model("qwen3"), [prompt for prompt in make_prompts(lengths, seed) for _ in range(copies)]
     sampling = RANDOM.model_copy(update={"max_new_tokens": limit})
     expected = padded(model, prompts, sampling)
     with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +84,71 @@ def test_when_rows_are_looked_at_filled_and_moved_changes_nothing(
         patch.setattr(decoding, "SHRINK_STEPS", shrink[0])
         patch.setattr(decoding, "MIN_ROWS", shrink[1])
         patch.setattr(decoding, "PREFILL_TOKENS", prefill_tokens)
+        patch.setattr(pages, "PAGE", page)
+        scarce(patch, memory)
         assert in_slots(model, prompts, sampling, max_batch=max_batch) == expected
+
+
+def scarce(patch, memory):
+    """Let there be pages for so many rows of full length."""
+
+    def capacity(_model, _plan, longest, sampling, rows):
+        each = longest.num_pages(sampling.max_new_tokens)
+        return rows, min(rows * each, int(memory * each))
+
+    patch.setattr(decoding, "_capacity", capacity)
+
+
+def test_rows_that_must_wait_go_on_where_they_were(monkeypatch):
+    """Four rows of equal length, and pages for one and a half: some leave, come back and draw the same tokens."""
+    model, prompts, left, read = exact_model("qwen3"), make_prompts((9, 9, 9, 9)), [], []
+    sampling = RANDOM.model_copy(update={"max_new_tokens": 40})
+    expected = padded(model, prompts, sampling, NO_STOP)
+    monkeypatch.setattr(pages, "PAGE", 4)
+    scarce(monkeypatch, 1.5)
+    leave, read_rows = decoding.Decoder._leave, decoding.Decoder._read
+    monkeypatch.setattr(decoding.Decoder, "_leave", lambda self, slot: left.append(slot) or leave(self, slot))
+    monkeypatch.setattr(decoding.Decoder, "_read", lambda self, at: read.extend(at) or read_rows(self, at))
+    assert in_slots(model, prompts, sampling, NO_STOP) == expected
+    assert left
+    assert len(read) == 2 + 4 + len(left)  # two in the trial
+
+
+def test_a_prompt_is_read_once_and_its_pages_are_shared(monkeypatch):
+    model, read, most = exact_model("qwen3"), [], [0]
+    prompts = [prompt for prompt in make_prompts((30, 25, 8)) for _ in range(6)]
+    expected = padded(model, prompts)
+    monkeypatch.setattr(pages, "PAGE", 8)
+    read_rows, take = decoding.Decoder._read, pages.Pages.take
+
+    def counted(self, count):
+        found = take(self, count)
+        most[0] = max(most[0], sum(user > 0 for user in self.users) - 1)
+        return found
+
+    monkeypatch.setattr(decoding.Decoder, "_read", lambda self, at: read.extend(at) or read_rows(self, at))
+    monkeypatch.setattr(pages.Pages, "take", counted)
+    assert in_slots(model, prompts) == expected
+    assert len(read) == 2 + 3  # two in the trial
+    full = [(len(prompt) - 1) // 8 for prompt in prompts[::6]]
+    own = max((len(prompt) - 1 + RANDOM.max_new_tokens - 1) // 8 - (len(prompt) - 1) // 8 + 1 for prompt in prompts)
+    assert most[0] <= sum(full) + 18 * own < sum(6 * number for number in full) + 18 * own
+
+
+def test_pages_are_all_given_back(monkeypatch):
+    made, init = [], pages.Pages.__init__
+    monkeypatch.setattr(pages.Pages, "__init__", lambda self, *a, **k: (made.append(self), init(self, *a, **k))[1])
+    monkeypatch.setattr(pages, "PAGE", 4)
+    in_slots(exact_model("qwen3"), make_prompts(LENGTHS) + make_prompts(LENGTHS), max_batch=5)
+    assert made[-1].users == [1] + [0] * (len(made[-1].users) - 1)
+    assert sorted(made[-1].free) == list(range(1, len(made[-1].users)))
+
+
+def test_one_row_that_has_no_room_is_an_error_about_memory(monkeypatch):
+    monkeypatch.setattr(pages, "PAGE", 4)
+    scarce(monkeypatch, 0.5)
+    with pytest.raises(torch.OutOfMemoryError, match="not enough memory for the keys and values of one"):
+        in_slots(exact_model("qwen3"), make_prompts((30, 4)), RANDOM.model_copy(update={"max_new_tokens": 60}), NO_STOP)
 
 
 def test_rows_get_fewer_as_they_end(monkeypatch):
@@ -88,7 +157,7 @@ def test_rows_get_fewer_as_they_end(monkeypatch):
     monkeypatch.setattr(decoding, "CHECK_EVERY", 1)
     model, prompts, rows = exact_model("qwen3"), make_prompts(LENGTHS), []
     advance = decoding.Decoder.advance
-    monkeypatch.setattr(decoding.Decoder, "advance", lambda self, count: (rows.append(count), advance(self, count)))
+    monkeypatch.setattr(decoding.Decoder, "advance", lambda self, *at: (rows.append(at[0]), advance(self, *at)))
     completions = in_slots(model, prompts, max_batch=256)
     ends = [len(completion.ids) for completion in completions]
     assert len(rows) == max(ends)
@@ -294,7 +363,7 @@ def test_attention_that_is_more_than_queries_and_keys_is_noticed():
 def test_attention_that_slots_do_not_know_is_refused(options):
     query = torch.randn(2, 4, 1, 8)
     with pytest.raises(NotImplementedError, match="its attention has"):
-        slots.slots_attention(torch.nn.Module(), query, query, query, torch.zeros(2, 1, 1, 1).long(), **options)
+        slots.slots_attention(torch.nn.Module(), query, query, query, torch.zeros(2, 1, 1, 2).long(), **options)
 
 
 def test_where_slots_are_not_even_tried():

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
 from opasd.model.lora import LoraProduct, speed_up
-from opasd.rollout.transformers import decoding, fusing, slots
-from opasd.rollout.transformers.decoding import make_slot_plan
+from opasd.rollout.transformers import decoding, fusing, slots, trial
 from opasd.rollout.transformers.engine import TransformersEngine
+from opasd.rollout.transformers.trial import make_slot_plan
 from tests.models import add_lora, make_model
 from tests.rollout.transformers.test_engine import RANDOM, make_prompts
 from tests.rollout.transformers.test_kernels import DEVICE, error, kernels, numbers
@@ -19,7 +19,7 @@ from tests.rollout.transformers.test_kernels import DEVICE, error, kernels, numb
 
 @pytest.fixture
 def _kernels_here(monkeypatch):
-    for module in (fusing, slots, decoding):
+    for module in (fusing, slots, decoding, trial):
         monkeypatch.setattr(module, "kernels_available", lambda _device: True)
     fusing.AGREEMENTS.clear()
 

@@ -2,33 +2,37 @@
 
 A prompt is read into a free slot except for its last token. That token is the first input of the step, so the step
 draws every token, the first too. Rows that have ended rest until the host looks, once in a few steps. Free slots take
-waiting prompts; when no prompt waits, the remaining rows move into fewer slots.
+waiting prompts; when none can come in, the remaining rows move into fewer slots.
 
-Graphs and cache live for one call. Training gets the cache's memory back, and the next call captures the weights of
-that time, in the memory that the last call's graphs had.
+Keys and values lie in pages. A row takes a page when it needs one and gives all back when it ends. A prompt that
+another row has read is not read again: the rows share its full pages. When no page is left, the row with the fewest
+tokens waits; later it reads again what it had drawn, and continues with its own random numbers.
+
+Graphs and pages live for one call. Training gets their memory back, and the next call captures the weights of that
+time, in the memory that the last call's graphs had.
 
 Shapes: B rows, T new tokens, V vocabulary.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from opasd.config import SamplingConfig
-from opasd.device import short_of_memory
 from opasd.model.registry import configurations, use_attention
 from opasd.rollout.engine import Completion, Prompts
+from opasd.rollout.transformers import pages as paging
 from opasd.rollout.transformers.fusing import RoundedAdapters, fused, kernels_available
 from opasd.rollout.transformers.graphs import GraphCapture
+from opasd.rollout.transformers.pages import Pages, TokenState
 from opasd.rollout.transformers.sampling import sample, uniform_numbers
-from opasd.rollout.transformers.slots import IMPLEMENTATION, SlotCache, TokenState, token_states
+from opasd.rollout.transformers.slots import IMPLEMENTATION, SlotCache
 
 CHECK_EVERY = 8
 """Steps between two looks at which rows have ended."""
@@ -43,7 +47,9 @@ MIN_ROWS = 8
 PREFILL_TOKENS = 16_384
 """Prompt tokens, with padding, that one forward reads."""
 MEMORY_SHARE = 0.8
-"""Share of the free memory for slots; reading prompts and the step itself need the rest."""
+"""Share of the free memory for pages and rows; reading prompts and the step itself need the rest."""
+FEWEST_PAGES, MORE_PAGES = 8, 4
+"""A step looks at so many pages of each row, or so many times as many if a row has more: each number is a capture."""
 
 
 @dataclass(frozen=True)
@@ -57,81 +63,224 @@ class SlotPlan:
     graphs: GraphCapture
 
 
+@dataclass
+class Row:
+    """A prompt on its way to a completion."""
+
+    index: int
+    prompt: tuple[int, ...]
+    seed: int
+    drawn: list[int] = field(default_factory=list)
+    """Tokens drawn before the row had to wait for memory."""
+    taken: int = 0
+    """Steps taken."""
+    pages: list[int] = field(default_factory=list)
+
+    def num_pages(self, more: int) -> int:
+        """Return how many pages the row needs for `more` steps."""
+        return (len(self.prompt) - 1 + self.taken + more - 1) // paging.PAGE + 1
+
+
 class Decoder:
-    """The state of `rows` slots of `length` tokens."""
+    """The state of some slots for rows of up to `length` tokens, which have at most `pages` pages together."""
 
     def __init__(
         self, model: PreTrainedModel, plan: SlotPlan, sampling: SamplingConfig, stop: frozenset[int],
-        rows: int, length: int,
+        slots: int, length: int, pages: int,
     ) -> None:  # fmt: skip
         device, limit = model.device, sampling.max_new_tokens
         self.model, self.plan, self.sampling, self.limit = model, plan, sampling, limit
-        self.cache = SlotCache(plan.tokens, rows, length)
+        self.pages = Pages(plan.tokens, pages, growing=kernels_available(device))
+        self.cache = SlotCache(self.pages)
+        self.slots, self.rows = slots, dict[int, Row]()
+        """Number of slots, and the row in each slot that is not free."""
         self.stop = stop
         self.stop_S = torch.tensor(sorted(stop), dtype=torch.long, device=device)
-        self.token, self.last, self.step = (torch.zeros(rows, dtype=torch.long, device=device) for _ in range(3))
-        self.done = torch.ones(rows, dtype=torch.bool, device=device)
-        self.failed = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.uniform_BT = torch.zeros(rows, limit, device=device)
-        self.drawn_BT = torch.zeros(rows, limit, dtype=torch.long, device=device)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        """Captured steps by their number of rows."""
+        self.reach = torch.zeros(slots, 1 + -(-length // paging.PAGE), dtype=torch.long, device=device)
+        """Each row's last position, -1 at rest, and the distances of its pages."""
+        self.last = self.reach[:, 0].fill_(-1)
+        self.token, self.step = (torch.zeros(slots, dtype=torch.long, device=device) for _ in range(2))
+        self.done = torch.ones(slots, dtype=torch.bool, device=device)
+        self.failed = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.uniform_BT = torch.zeros(slots, limit, device=device)
+        self.drawn_BT = torch.zeros(slots, limit, dtype=torch.long, device=device)
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        """Captured steps by their number of rows and of pages."""
         self.capturing = plan.graphs.enabled
         self.rounded: RoundedAdapters = {}
 
-    def admit(self, slots: Sequence[int], prompts: Prompts, seeds: Sequence[int]) -> None:
-        """Read prompts, sorted from the longest to the shortest, into free slots."""
-        device = self.model.device
-        into = torch.tensor(slots, device=device)
-        self.cache.clear(into)
-        start = 0
-        while start < len(prompts):
-            end = start + max(1, PREFILL_TOKENS // len(prompts[start]))
-            self._read(into[start:end], prompts[start:end])
-            start = end
-        self.token[into] = torch.tensor([prompt[-1] for prompt in prompts], device=device)
-        self.last[into] = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        self.step[into] = 0
+    # ---- rows come and go -------------------------------------------------------------------------------------------
+
+    def admit(self, waiting: deque[Row]) -> None:
+        """Move waiting rows into free slots while there are pages for them."""
+        free = deque(slot for slot in range(self.slots) if slot not in self.rows)
+        to_read, copies, new = list[int](), list[tuple[int, int]](), dict[int, Row]()
+        while waiting and free and (source := self._take_pages(waiting[0])) is not None:
+            row, slot = waiting.popleft(), free.popleft()
+            self.rows[slot] = new[slot] = row
+            if source < 0:
+                to_read.append(slot)
+            elif (
+                len(row.prompt) - 1
+            ) % paging.PAGE:  # the rest of the prompt lies in a page that the row will write to
+                copies.append((source, row.pages[(len(row.prompt) - 1) // paging.PAGE]))
+        if new:
+            self._set_up(new)
+        to_read.sort(key=lambda slot: -len(new[slot].prompt) - len(new[slot].drawn))
+        while to_read:
+            count = max(1, PREFILL_TOKENS // (len(new[to_read[0]].prompt) + len(new[to_read[0]].drawn)))
+            self._read(to_read[:count])
+            del to_read[:count]
+        for pages in copies:
+            self.pages.copy(*pages)
+
+    def _take_pages(self, row: Row) -> int | None:
+        """Give a row its first pages, and return the page with the end of its prompt, -1 if no other row has read it.
+
+        Return None if there are too few pages, one for each row that may still grow included.
+        """
+        whole = (len(row.prompt) - 1) // paging.PAGE
+        same = (other for other in self.rows.values() if not row.drawn and other.prompt == row.prompt)
+        shared = next((other.pages[: whole + 1] for other in same), [])
+        count = row.num_pages(1) - len(shared[:whole])
+        held = [(len(other.pages), other) for other in self.rows.values()] + [(row.num_pages(1), row)]
+        grow = sum(number < one.num_pages(self.limit - one.taken) for number, one in held)
+        if self.rows and self.pages.available - count < grow:
+            return None
+        own = self.pages.take(count)
+        if own is None:
+            if not self.rows:
+                raise torch.OutOfMemoryError("not enough memory for the keys and values of one prompt")
+            return None
+        self.pages.share(shared[:whole])
+        row.pages = [*shared[:whole], *own]
+        return shared[whole] if shared else -1
+
+    def _set_up(self, rows: dict[int, Row]) -> None:
+        """Set the state of slots for new rows."""
+        device, into = self.model.device, torch.tensor(list(rows), device=self.model.device)
+        reach, drawn = torch.zeros(len(rows), self.reach.shape[1], dtype=torch.long), self.drawn_BT[into]
+        for number, row in enumerate(rows.values()):
+            reach[number, 0] = len(row.prompt) + len(row.drawn) - 1
+            reach[number, 1 : 1 + len(row.pages)] = torch.tensor([self.pages.distances[page] for page in row.pages])
+            drawn[number, : len(row.drawn)] = torch.tensor(row.drawn, device=device)
+        self.reach[into], self.drawn_BT[into] = reach.to(device), drawn
+        self.token[into] = torch.tensor([(row.drawn or row.prompt)[-1] for row in rows.values()], device=device)
+        self.step[into] = torch.tensor([row.taken for row in rows.values()], device=device)
         self.done[into] = False
         self.failed[into] = False
-        self.uniform_BT[into] = uniform_numbers(seeds, self.limit).T.to(device)
+        self.uniform_BT[into] = uniform_numbers([row.seed for row in rows.values()], self.limit).T.to(device)
 
-    def _read(self, slots: Tensor, prompts: Prompts) -> None:
-        """Fill slots with their prompts, padded on the right.
+    def _read(self, slots: list[int]) -> None:
+        """Store the keys and values of rows except for their last tokens, padded on the right.
 
-        Causal attention never looks right, so the padding needs no mask; later steps overwrite it.
+        Causal attention never looks right, so the padding needs no mask; it is not stored.
         """
-        ids = pad_sequence([torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts], batch_first=True)
+        rows = (self.rows[slot] for slot in slots)
+        tokens = [torch.tensor((*row.prompt, *row.drawn)[:-1], dtype=torch.long) for row in rows]
+        ids = pad_sequence(tokens, batch_first=True).to(self.model.device)
         if ids.shape[1] == 0:
             return
-        self.cache.fill(slots)
-        self.model(input_ids=ids.to(self.model.device), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        reach = self.reach[torch.tensor(slots, device=ids.device)]
+        reach[:, 0] -= 1
+        self.cache.fill(reach)
+        self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
 
-    def logits(self, rows: int) -> Tensor:
+    def make_room(self, steps: int) -> list[Row]:
+        """Give every row the pages for some steps; return the rows that had to leave."""
+        order = sorted(self.rows, key=lambda slot: self.rows[slot].taken, reverse=True)
+        left, taken = list[Row](), list[tuple[int, int, int]]()
+        for slot in list(order):
+            while slot in self.rows:
+                row = self.rows[slot]
+                if len(row.pages) >= row.num_pages(min(steps, self.limit - row.taken)):
+                    break
+                if (page := self.pages.take(1)) is not None:
+                    taken.append((slot, 1 + len(row.pages), self.pages.distances[page[0]]))
+                    row.pages += page
+                elif len(self.rows) > 1:
+                    left.append(self._leave(order.pop()))
+                else:
+                    raise torch.OutOfMemoryError("not enough memory for the keys and values of one row")
+        if taken:
+            slots, columns, distances = torch.tensor(taken, device=self.model.device).T
+            self.reach[slots, columns] = distances
+        return left
+
+    def _leave(self, slot: int) -> Row:
+        """Let a row go on later, from the tokens that it has drawn."""
+        row = self.rows.pop(slot)
+        row.drawn = self.drawn_BT[slot, : row.taken].tolist()
+        self.pages.give(row.pages)
+        self.done[slot], self.last[slot] = True, -1
+        return row
+
+    def collect(self, steps: int) -> list[tuple[int, Completion]]:
+        """Count steps, and return the indices and completions of rows that have ended; their slots become free."""
+        done = self.done.tolist()
+        ended = {slot: row for slot, row in self.rows.items() if done[slot]}
+        for slot, row in self.rows.items():
+            row.taken += steps
+            if slot in ended:
+                self.pages.give(row.pages)
+        self.rows = {slot: row for slot, row in self.rows.items() if slot not in ended}
+        if not ended:
+            return []
+        slots = torch.tensor(list(ended), device=self.model.device)
+        lengths = (self.step[slots] + 1).tolist()
+        drawn, failed = self.drawn_BT[slots, : max(lengths)].tolist(), self.failed[slots].tolist()
+        return [
+            (row.index, Completion.ended(ids[:length], self.stop, failed=bad))
+            for row, ids, length, bad in zip(ended.values(), drawn, lengths, failed, strict=True)
+        ]
+
+    def move_below(self, slots: int) -> None:
+        """Move all rows into the first slots."""
+        sources = [slot for slot in self.rows if slot >= slots]
+        targets = [slot for slot in range(slots) if slot not in self.rows][: len(sources)]
+        if not sources:
+            return
+        origin, into = (torch.tensor(numbers, device=self.model.device) for numbers in (sources, targets))
+        for state in (self.token, self.reach, self.step, self.done, self.failed, self.uniform_BT, self.drawn_BT):
+            state[into] = state[origin]
+        self.done[origin], self.last[origin] = True, -1
+        for source, target in zip(sources, targets, strict=True):
+            self.rows[target] = self.rows.pop(source)
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def num_pages(self, steps: int) -> int:
+        """Return how many pages of each row the next steps must look at, in one of few numbers."""
+        needed, count = max(row.num_pages(steps) for row in self.rows.values()), FEWEST_PAGES
+        while count < needed:
+            count *= MORE_PAGES
+        return min(count, self.reach.shape[1] - 1)
+
+    def logits(self, rows: int, pages: int) -> Tensor:
         """Return the logits [rows, V] after each row's token, and store the token's keys and values."""
-        last = self.last[:rows]
-        self.cache.extend(last)
+        reach = self.reach[:rows, : 1 + pages]
+        self.cache.extend(reach)
         output = self.model(
             input_ids=self.token[:rows, None],
-            position_ids=last[:, None],
-            attention_mask=last[:, None, None, None],
+            position_ids=reach[:, :1].clamp_min(0),
+            attention_mask=reach[:, None, None],
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
         )
         return output.logits[:, -1]
 
-    def advance(self, rows: int) -> None:
+    def advance(self, rows: int, pages: int) -> None:
         """Draw one token in each of the first `rows` slots, in place and without waiting for the device."""
         done, step, drawn = self.done[:rows], self.step[:rows], self.drawn_BT[:rows]
-        logits_BV = self.logits(rows)
+        logits_BV = self.logits(rows, pages)
         token = sample(logits_BV, self.uniform_BT[:rows].gather(1, step[:, None])[:, 0], self.sampling)
         drawn.scatter_(1, step[:, None], torch.where(done, drawn.gather(1, step[:, None])[:, 0], token)[:, None])
         bad = ~logits_BV.amax(-1).isfinite() & ~done
         ended = done | bad | (token[:, None] == self.stop_S).any(-1) | (step + 1 >= self.limit)
         self.failed[:rows].logical_or_(bad)
         self.token[:rows].copy_(token)
-        self.last[:rows].copy_(torch.where(ended, 0, self.last[:rows] + 1))  # a row at rest costs no attention
+        self.last[:rows].copy_(torch.where(ended, -1, self.last[:rows] + 1))
         step.add_(~ended)
         done.copy_(ended)
 
@@ -146,38 +295,22 @@ class Decoder:
 
     def run(self, rows: int, steps: int, remaining: int) -> None:
         """Advance the first `rows` slots by `steps` steps, when up to `remaining` steps are left."""
-        if self.capturing and self.plan.graphs.warm and rows not in self.graphs and remaining >= CAPTURE_STEPS:
-            graph = self.plan.graphs.capture(lambda: self.advance(rows), self.step_form)
+        pages = self.num_pages(steps)
+        key = rows, pages
+        if self.capturing and self.plan.graphs.warm and key not in self.graphs and remaining >= CAPTURE_STEPS:
+            graph = self.plan.graphs.capture(lambda: self.advance(rows, pages), self.step_form)
             if graph is None:
                 self.capturing = False
             else:
-                self.graphs[rows] = graph
-        if rows in self.graphs:
+                self.graphs[key] = graph
+        if key in self.graphs:
             for _ in range(steps):
-                self.graphs[rows].replay()
+                self.graphs[key].replay()
         else:
             with self.step_form():
                 for _ in range(steps):
-                    self.advance(rows)
+                    self.advance(rows, pages)
         self.plan.graphs.warm = True
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Move the rows in some slots to others."""
-        origin, into = (torch.tensor(slots, device=self.model.device) for slots in (sources, targets))
-        self.cache.move(origin, into)
-        for state in (self.token, self.last, self.step, self.done, self.failed, self.uniform_BT, self.drawn_BT):
-            state[into] = state[origin]
-        self.done[origin] = True
-
-    def completions(self, slots: Sequence[int]) -> list[Completion]:
-        """Return the completions of slots that have ended."""
-        from_slots = torch.tensor(slots, device=self.model.device)
-        lengths = (self.step[from_slots] + 1).tolist()
-        drawn, failed = self.drawn_BT[from_slots, : max(lengths)].tolist(), self.failed[from_slots].tolist()
-        return [
-            Completion.ended(row[:length], self.stop, failed=bad)
-            for row, length, bad in zip(drawn, lengths, failed, strict=True)
-        ]
 
 
 def decode_in_slots(
@@ -185,117 +318,51 @@ def decode_in_slots(
     stop: frozenset[int], max_rows: int,
 ) -> Iterator[tuple[int, Completion]]:  # fmt: skip
     """Yield the index of each prompt and its completion, in the order in which they end."""
-    waiting = deque(sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True))
-    length, limit = max(map(len, prompts)) + sampling.max_new_tokens - 1, sampling.max_new_tokens
-    rows = min(max_rows, len(prompts), _rows_in_memory(model, plan, length, sampling))
-    decoder = Decoder(model, plan, sampling, stop, rows, length)
-    prompt_in: dict[int, int] = {}  # by slot
-    steps_in: dict[int, int] = {}  # taken for that prompt so far
-    while waiting or prompt_in:
-        free = [slot for slot in range(rows) if slot not in prompt_in]
-        if waiting and len(free) >= max(1, rows // REFILL_SHARE):
-            slots = free[: len(waiting)]
-            chosen = [waiting.popleft() for _ in slots]
-            decoder.admit(slots, [prompts[i] for i in chosen], [seeds[i] for i in chosen])
-            prompt_in.update(zip(slots, chosen, strict=True))
-            steps_in.update(dict.fromkeys(slots, 0))
-        remaining = limit - min(steps_in.values())
-        fewer = rows
-        while len(prompt_in) <= fewer // 2 and fewer > MIN_ROWS:
-            fewer = (fewer + 1) // 2
-        if not waiting and fewer < rows and remaining >= SHRINK_STEPS:
-            sources = [slot for slot in prompt_in if slot >= fewer]
-            targets = [slot for slot in range(fewer) if slot not in prompt_in][: len(sources)]
-            if sources:
-                decoder.move(sources, targets)
-            for source, target in zip(sources, targets, strict=True):
-                prompt_in[target], steps_in[target] = prompt_in.pop(source), steps_in.pop(source)
-            rows = fewer
+    limit = sampling.max_new_tokens
+    requests = (
+        Row(index, tuple(prompt), seed) for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+    )
+    waiting = deque(sorted(requests, key=lambda row: len(row.prompt), reverse=True))
+    longest = waiting[0]
+    slots, pages = _capacity(model, plan, longest, sampling, min(max_rows, len(prompts)))
+    decoder = Decoder(model, plan, sampling, stop, slots, len(longest.prompt) + limit - 1, pages)
+    rows = 0
+    while waiting or decoder.rows:
+        count = len(waiting)
+        if waiting and slots - len(decoder.rows) >= max(1, slots // REFILL_SHARE):
+            decoder.admit(waiting)
+        remaining = limit - min(row.taken for row in decoder.rows.values())
         steps = min(CHECK_EVERY, remaining)
+        waiting.extendleft(decoder.make_room(steps))
+        rows = max(rows, _halved(slots, max(decoder.rows) + 1))
+        fewer = _halved(slots, len(decoder.rows))
+        if fewer < rows and len(waiting) >= count and remaining >= SHRINK_STEPS:
+            decoder.move_below(fewer)
+            rows = fewer
         decoder.run(rows, steps, remaining)
-        done = decoder.done[:rows].tolist()
-        ended = [slot for slot in prompt_in if done[slot]]
-        steps_in = {slot: count + steps for slot, count in steps_in.items() if not done[slot]}
-        if ended:
-            yield from zip([prompt_in.pop(slot) for slot in ended], decoder.completions(ended), strict=True)
+        yield from decoder.collect(steps)
 
 
-def _rows_in_memory(model: PreTrainedModel, plan: SlotPlan, length: int, sampling: SamplingConfig) -> int:
-    """Return how many slots of `length` tokens fit into the free memory of the device."""
+def _halved(slots: int, rows: int) -> int:
+    """Return the number of slots, halved for as long as it holds so many rows."""
+    while rows <= slots // 2 and slots > MIN_ROWS:
+        slots = (slots + 1) // 2
+    return slots
+
+
+def _capacity(
+    model: PreTrainedModel, plan: SlotPlan, longest: Row, sampling: SamplingConfig, rows: int
+) -> tuple[int, int]:
+    """Return how many of `rows` rows fit into the free memory of the device at a time, and their pages together."""
+    each = longest.num_pages(sampling.max_new_tokens)
     if model.device.type != "cuda":
-        return 2**31
+        return rows, rows * each
     free, _ = torch.cuda.mem_get_info(model.device)
     unused = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device) - plan.graphs.bytes
+    memory = int(MEMORY_SHARE * (free + unused))
     vocabulary = model.config.get_text_config().vocab_size
     # The model's logits, their float32 copy and the scaled one; sorting with indices as well if top-k keeps all tokens.
-    drawing = vocabulary * (16 if sampling.top_k else 64)
-    token = sum(state.nbytes for states in plan.tokens for state in states)
-    row = length * token + drawing + 12 * sampling.max_new_tokens
-    return max(1, int(MEMORY_SHARE * (free + unused) / row))
-
-
-# ---- whether a model can be decoded in slots ------------------------------------------------------------------------
-
-
-NOT_FINITE = "its logits are not finite"
-
-
-@torch.no_grad()
-def make_slot_plan(model: PreTrainedModel) -> SlotPlan | str:
-    """Return how to decode `model` in slots, or the reason why it cannot be, after a trial with two prompts."""
-    vocabulary = model.config.get_text_config().vocab_size
-    prompts = [[number * vocabulary // length for number in range(length)] for length in (24, 9)]
-    caches = [DynamicCache(config=model.config) for _ in prompts]
-    inputs = [torch.tensor([prompt], device=model.device) for prompt in prompts]
-    outputs = [
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        for ids, cache in zip(inputs, caches, strict=True)
-    ]
-    expected_BV = torch.cat([output.logits[:, -1] for output in outputs]).double()
-    if not bool(expected_BV.isfinite().all()):
-        return NOT_FINITE
-    # How far two correct computations may be apart: every layer loses precision.
-    rounded = model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    tolerance = 0.1 if model.dtype.itemsize < 4 else 1e-2 if rounded else 1e-3
-    reason = ""
-    for fuse in (True, False) if kernels_available(model.device) else (False,):
-        graphs = GraphCapture(model.device, enabled=model.device.type == "cuda" and not _has_hooks(model))
-        plan = SlotPlan(token_states(caches[0]), fuse, graphs)
-        decoder = Decoder(model, plan, SamplingConfig(temperature=0, max_new_tokens=1), frozenset(), 2, 24)
-        try:
-            decoder.admit([0, 1], prompts, [0, 0])
-            with decoder.step_form():
-                logits_BV = decoder.logits(2).double()
-                graphs.enabled = graphs.enabled and not _waits(decoder)
-        except Exception as error:
-            if short_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            continue
-        error = float((logits_BV - expected_BV).norm() / expected_BV.norm())
-        if error <= tolerance:
-            return plan
-        reason = f"its logits would be off by {error:.1e}"
-    return reason
-
-
-def _waits(decoder: Decoder) -> bool:
-    """Return whether the model waits for the device in a step, which no graph can hold."""
-    before = torch.cuda.get_sync_debug_mode()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns that the detection is a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        decoder.logits(2)
-    except RuntimeError:
-        return True
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-    return False
-
-
-def _has_hooks(model: PreTrainedModel) -> bool:
-    """Return whether foreign Python code runs in every forward; a graph would run it only once."""
-    tables = (table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks))
-    modules = (str(getattr(hook, "__module__", "")) for table in tables for hook in table.values())
-    return any(not name.startswith(("transformers.", "peft.")) for name in modules)
+    state = vocabulary * (16 if sampling.top_k else 64) + 12 * sampling.max_new_tokens
+    page = paging.PAGE * sum(state.nbytes for states in plan.tokens for state in states)
+    rows = min(rows, max(1, memory // (state + longest.num_pages(1) * page)))
+    return rows, max(each, min(rows * each, (memory - rows * state) // page))

@@ -22,9 +22,10 @@ from opasd.errors import ConfigError
 from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.stops import stop_ids
-from opasd.rollout.transformers.decoding import NOT_FINITE, SlotPlan, decode_in_slots, make_slot_plan
+from opasd.rollout.transformers.decoding import SlotPlan, decode_in_slots
 from opasd.rollout.transformers.padded import decode_padded
 from opasd.rollout.transformers.slots import fits
+from opasd.rollout.transformers.trial import NOT_FINITE, make_slot_plan
 
 _log = logging.getLogger(__name__)
 

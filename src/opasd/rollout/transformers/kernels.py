@@ -3,8 +3,8 @@
 With one new token in each row, the number of launches and the reading of weights and cache bound a step. Each kernel
 rounds where the code that it replaces rounds, so results in half precision differ by the order of sums alone.
 
-Shapes: B rows, H query heads, K key heads, S cache positions, D head size, C chunks of the cache, M rows of a matrix
-product, N its outputs, F its inputs, R rank.
+Shapes: B rows, H query heads, K key heads, T new positions, D head size, C pages of a row, P pages of a segment, S
+positions of a page, M rows of a matrix product, N its outputs, F its inputs, R rank.
 """
 
 # pyright: reportCallIssue=false, reportOperatorIssue=false
@@ -13,9 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK_KEYS = 256
-"""Keys that one program reads; more if the cache has more than `MAX_CHUNKS` such chunks."""
-MAX_CHUNKS = 32
+from opasd.rollout.transformers.pages import ALIGNMENT
+
+JOINED = 32
+"""Pages whose results are joined at a time."""
+STORED = 16
+"""Positions of a prompt that one program stores."""
 MAX_RANK = 256
 """Largest LoRA rank with tiles that stay in registers."""
 MANY_ROWS = 128
@@ -25,30 +28,30 @@ PRECISION = "tf32x3"
 _LOG2E = 1.4426950408889634
 
 
-# ---- attention over each row's own part of the cache ----------------------------------------------------------------
+# ---- attention over each row's own pages ---------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["chunks"])
-def _attend_chunk(
-    query, keys, values, last, partial, logsum,
-    query_b, query_h, key_b, key_h, key_s, value_b, value_h, value_s, last_b,
-    scale, heads, chunks,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["pages"])
+def _attend_page(
+    query, keys, values, reach, partial, logsum,
+    query_b, query_h, key_h, key_s, value_h, value_s, reach_b, scale, heads, pages,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, V: tl.constexpr, V_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    stop = tl.minimum(tl.load(last + row * last_b) + 1, (chunk + 1) * CHUNK).to(tl.int32)
-    if chunk * CHUNK < stop:
+    row, head, page = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    stop = tl.minimum(tl.load(reach + row * reach_b) + 1 - page * PAGE, PAGE).to(tl.int32)
+    if stop > 0:
         g, d, v, n = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, V_PAD), tl.arange(0, BLOCK)
         own = head * GROUP + g
         query_at = query + row * query_b + own[:, None] * query_h + d[None, :]
         q = tl.load(query_at, mask=(g[:, None] < GROUP) & (d[None, :] < D), other=0.0)
-        keys_at = keys + row * key_b + head * key_h
-        values_at = values + row * value_b + head * value_h
+        distance = tl.load(reach + row * reach_b + 1 + page) * UNIT
+        keys_at = keys + distance + head * key_h
+        values_at = values + distance + head * value_h
         highest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         sums = tl.zeros([GROUP_PAD, V_PAD], tl.float32)
-        for start in range(chunk * CHUNK, stop, BLOCK):
+        for start in range(0, stop, BLOCK):
             at = start + n
             key = tl.load(
                 keys_at + at[None, :] * key_s + d[:, None], mask=(at[None, :] < stop) & (d[:, None] < D), other=0.0
@@ -64,74 +67,99 @@ def _attend_chunk(
             sums = sums * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
             total = total * shrink + tl.sum(weight, 1)
             highest = higher
-        offset = (row * heads + own) * chunks + chunk
+        offset = (row * heads + own) * pages + page
         inside = (g[:, None] < GROUP) & (v[None, :] < V)
         tl.store(partial + offset[:, None] * V + v[None, :], sums / total[:, None], mask=inside)
         tl.store(logsum + offset, highest + tl.log2(total), mask=g < GROUP)
 
 
-@triton.jit(do_not_specialize=["chunks"])
-def _join_chunks(
-    partial, logsum, last, output, last_b, heads, chunks,
-    CHUNK: tl.constexpr, C_PAD: tl.constexpr, V: tl.constexpr, V_PAD: tl.constexpr,
+@triton.jit(do_not_specialize=["pages"])
+def _join_pages(
+    partial, logsum, reach, output, reach_b, heads, pages,
+    PAGE: tl.constexpr, JOINED: tl.constexpr, V: tl.constexpr, V_PAD: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    used = tl.load(last + row * last_b) // CHUNK + 1
-    c, v = tl.arange(0, C_PAD), tl.arange(0, V_PAD)
-    offset = (row * heads + head) * chunks + c
-    logs = tl.load(logsum + offset, mask=c < used, other=float("-inf"))
-    weight = tl.exp2(logs - tl.max(logs, 0))
-    parts = tl.load(partial + offset[:, None] * V + v[None, :], mask=(c[:, None] < used) & (v[None, :] < V), other=0.0)
-    joined = tl.sum(weight[:, None] * parts, 0) / tl.sum(weight, 0)
+    used = ((tl.load(reach + row * reach_b) + PAGE) // PAGE).to(tl.int32)
+    n, v = tl.arange(0, JOINED), tl.arange(0, V_PAD)
+    highest = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([V_PAD], tl.float32)
+    for start in range(0, used, JOINED):
+        page = start + n
+        offset = (row * heads + head) * pages + page
+        logs = tl.load(logsum + offset, mask=page < used, other=float("-inf"))
+        higher = tl.maximum(highest, tl.max(logs, 0))
+        weight, shrink = tl.exp2(logs - higher), tl.exp2(highest - higher)
+        inside = (page[:, None] < used) & (v[None, :] < V)
+        parts = tl.load(partial + offset[:, None] * V + v[None, :], mask=inside, other=0.0)
+        sums = sums * shrink + tl.sum(weight[:, None] * parts, 0)
+        total = total * shrink + tl.sum(weight, 0)
+        highest = higher
+    joined = sums / tl.where(total > 0, total, 1.0)  # a row at rest gets 0
     tl.store(output + (row * heads + head) * V + v, joined.to(output.dtype.element_ty), mask=v < V)
 
 
-def attend(query_BH1D: Tensor, keys_BKSD: Tensor, values_BKSV: Tensor, last_B: Tensor, scaling: float) -> Tensor:
-    """Return attention outputs [B, 1, H, V] of each row's query over its keys 0 … last."""
+def attend(query_BH1D: Tensor, keys_PKSD: Tensor, values_PKSV: Tensor, reach_BC: Tensor, scaling: float) -> Tensor:
+    """Return attention outputs [B, 1, H, V] of each row's query over its keys 0 … last; a row at rest gets 0.
+
+    `reach` has each row's last position, then the distances of its pages from the first page of `keys` and `values`.
+    """
     B, H, _, D = query_BH1D.shape
-    K, S, V = keys_BKSD.shape[1], keys_BKSD.shape[2], values_BKSV.shape[-1]
-    chunk = max(CHUNK_KEYS, triton.next_power_of_2(triton.cdiv(S, MAX_CHUNKS)))
-    chunks, group = triton.cdiv(S, chunk), H // K
-    assert query_BH1D.stride(-1) == keys_BKSD.stride(-1) == values_BKSV.stride(-1) == 1
-    partial = query_BH1D.new_empty(B, H, chunks, V, dtype=torch.float32)
-    logsum = query_BH1D.new_empty(B, H, chunks, dtype=torch.float32)
+    (_, K, S, V), pages = values_PKSV.shape, reach_BC.shape[1] - 1
+    group = H // K
+    assert query_BH1D.stride(-1) == keys_PKSD.stride(-1) == values_PKSV.stride(-1) == reach_BC.stride(-1) == 1
+    partial = query_BH1D.new_empty(B, H, pages, V, dtype=torch.float32)
+    logsum = query_BH1D.new_empty(B, H, pages, dtype=torch.float32)
     output = query_BH1D.new_empty(B, 1, H, V)
     pad_d, pad_v = max(16, triton.next_power_of_2(D)), max(16, triton.next_power_of_2(V))
-    _attend_chunk[(B, K, chunks)](
-        query_BH1D, keys_BKSD, values_BKSV, last_B, partial, logsum,
-        query_BH1D.stride(0), query_BH1D.stride(1), *keys_BKSD.stride()[:3], *values_BKSV.stride()[:3],
-        last_B.stride(0), scaling * _LOG2E, H, chunks,
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), CHUNK=chunk, BLOCK=64,
-        D=D, D_PAD=pad_d, V=V, V_PAD=pad_v, PRECISION=PRECISION,
-        num_warps=4, num_stages=3 if pad_d * keys_BKSD.element_size() <= 256 else 1,
+    _attend_page[(B, K, pages)](
+        query_BH1D, keys_PKSD, values_PKSV, reach_BC, partial, logsum,
+        query_BH1D.stride(0), query_BH1D.stride(1), *keys_PKSD.stride()[1:3], *values_PKSV.stride()[1:3],
+        reach_BC.stride(0), scaling * _LOG2E, H, pages,
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), PAGE=S, BLOCK=64,
+        UNIT=ALIGNMENT // keys_PKSD.element_size(), D=D, D_PAD=pad_d, V=V, V_PAD=pad_v, PRECISION=PRECISION,
+        num_warps=4, num_stages=3 if pad_d * keys_PKSD.element_size() <= 256 else 1,
     )  # fmt: skip
-    _join_chunks[(B, H)](
-        partial, logsum, last_B, output, last_B.stride(0), H, chunks,
-        CHUNK=chunk, C_PAD=MAX_CHUNKS, V=V, V_PAD=pad_v, num_warps=2,
+    _join_pages[(B, H)](
+        partial, logsum, reach_BC, output, reach_BC.stride(0), H, pages,
+        PAGE=S, JOINED=JOINED, V=V, V_PAD=pad_v, num_warps=2,
     )  # fmt: skip
     return output
 
 
 @triton.jit
 def _store(
-    key, value, keys, values, last, key_b, key_h, value_b, value_h, keys_b, keys_h, keys_s, values_b, values_h,
-    values_s, last_b, D: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr,
+    key, value, keys, values, reach, key_b, key_h, key_t, value_b, value_h, value_t,
+    keys_h, keys_s, values_h, values_s, reach_b, new,
+    FROM_START: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at, d = tl.load(last + row * last_b), tl.arange(0, PAD)
-    new_key = tl.load(key + row * key_b + head * key_h + d, mask=d < D)
-    new_value = tl.load(value + row * value_b + head * value_h + d, mask=d < V)
-    tl.store(keys + row * keys_b + head * keys_h + at * keys_s + d, new_key, mask=d < D)
-    tl.store(values + row * values_b + head * values_h + at * values_s + d, new_value, mask=d < V)
+    t, d = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
+    last = tl.load(reach + row * reach_b)
+    at = t.to(tl.int64) if FROM_START else last + t
+    stored = (t < new) & (at >= 0) & (at <= last)
+    distance = tl.load(reach + row * reach_b + 1 + at // PAGE, mask=stored, other=0) * UNIT
+    is_key, is_value = stored[:, None] & (d[None, :] < D), stored[:, None] & (d[None, :] < V)
+    new_key = tl.load(key + row * key_b + head * key_h + t[:, None] * key_t + d[None, :], mask=is_key)
+    new_value = tl.load(value + row * value_b + head * value_h + t[:, None] * value_t + d[None, :], mask=is_value)
+    key_at = keys + distance[:, None] + head * keys_h + (at % PAGE)[:, None] * keys_s + d[None, :]
+    value_at = values + distance[:, None] + head * values_h + (at % PAGE)[:, None] * values_s + d[None, :]
+    tl.store(key_at, new_key, mask=is_key)
+    tl.store(value_at, new_value, mask=is_value)
 
 
-def store(key_BK1D: Tensor, value_BK1V: Tensor, keys_BKSD: Tensor, values_BKSV: Tensor, last_B: Tensor) -> None:
-    """Write each row's new key and value into the cache at its position `last`."""
-    (B, K, _, D), V = key_BK1D.shape, value_BK1V.shape[-1]
-    assert key_BK1D.stride(-1) == value_BK1V.stride(-1) == 1
-    _store[(B, K)](
-        key_BK1D, value_BK1V, keys_BKSD, values_BKSV, last_B, *key_BK1D.stride()[:2], *value_BK1V.stride()[:2],
-        *keys_BKSD.stride()[:3], *values_BKSV.stride()[:3], last_B.stride(0),
+def store(
+    key_BKTD: Tensor, value_BKTV: Tensor, keys_PKSD: Tensor, values_PKSV: Tensor, reach_BC: Tensor, *, from_start: bool
+) -> None:
+    """Write each row's new key and value at its last position, or those of positions 0 … last."""
+    (B, K, T, D), V = key_BKTD.shape, value_BKTV.shape[-1]
+    assert key_BKTD.stride(-1) == value_BKTV.stride(-1) == reach_BC.stride(-1) == 1
+    block = STORED if from_start else 1
+    _store[(B, K, triton.cdiv(T, block))](
+        key_BKTD, value_BKTV, keys_PKSD, values_PKSV, reach_BC, *key_BKTD.stride()[:3], *value_BKTV.stride()[:3],
+        *keys_PKSD.stride()[1:3], *values_PKSV.stride()[1:3], reach_BC.stride(0), T,
+        FROM_START=from_start, PAGE=keys_PKSD.shape[2], UNIT=ALIGNMENT // keys_PKSD.element_size(), BLOCK=block,
         D=D, V=V, PAD=triton.next_power_of_2(max(D, V)), num_warps=1,
     )  # fmt: skip
 
