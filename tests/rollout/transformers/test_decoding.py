@@ -92,9 +92,9 @@ def test_when_rows_are_looked_at_filled_and_moved_changes_nothing(
 def scarce(patch, memory):
     """Let there be pages for so many rows of full length."""
 
-    def capacity(_model, _plan, longest, sampling, rows):
-        each = longest.num_pages(sampling.max_new_tokens)
-        return rows, min(rows * each, int(memory * each))
+    def capacity(rows, sampling, _plan, _model):
+        each = rows[0].num_pages(sampling.max_new_tokens)
+        return len(rows), min(len(rows) * each, int(memory * each))
 
     patch.setattr(decoding, "_capacity", capacity)
 
@@ -149,6 +149,27 @@ def test_one_row_that_has_no_room_is_an_error_about_memory(monkeypatch):
     scarce(monkeypatch, 0.5)
     with pytest.raises(torch.OutOfMemoryError, match="not enough memory for the keys and values of one"):
         in_slots(exact_model("qwen3"), make_prompts((30, 4)), RANDOM.model_copy(update={"max_new_tokens": 60}), NO_STOP)
+
+
+@pytest.mark.parametrize(
+    ("length", "samples", "states", "pages_free", "rows"),
+    [(1024, 1, 5, 5.5, 5), (1025, 1, 5, 5.5, 2), (1025, 4, 5, 5.5, 4), (1025, 4, 1, 0.5, 1), (1025, 4, 99, 99, 12)],
+)
+def test_as_many_rows_as_memory_has_room_for(length, samples, states, pages_free, rows, monkeypatch):
+    """A prompt of 1,025 tokens fills a page, which the samples of a problem share, and starts another."""
+    plan = make_slot_plan(model := exact_model("qwen3"))
+    assert isinstance(plan, SlotPlan)
+    monkeypatch.setattr(pages, "PAGE", 1024)
+    page = 1024 * sum(state.nbytes for states in plan.tokens for state in states)
+    state, sampling = VOCABULARY * 64 + 12 * 2048, SamplingConfig(top_k=0, max_new_tokens=2048)
+    waiting = [decoding.Row(n, (n // samples,) * length, 0) for n in range(12)]
+    memory = states * state + pages_free * page
+    monkeypatch.setattr(decoding, "_free_memory", lambda *_: memory / decoding.MEMORY_SHARE + 1)
+    count, most = decoding._capacity(waiting, sampling, plan, model)
+    each = waiting[0].num_pages(2048)
+    assert count == rows
+    assert each <= most <= rows * each
+    assert most * page + rows * state <= memory or most == each
 
 
 def test_rows_get_fewer_as_they_end(monkeypatch):

@@ -323,9 +323,8 @@ def decode_in_slots(
         Row(index, tuple(prompt), seed) for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
     )
     waiting = deque(sorted(requests, key=lambda row: len(row.prompt), reverse=True))
-    longest = waiting[0]
-    slots, pages = _capacity(model, plan, longest, sampling, min(max_rows, len(prompts)))
-    decoder = Decoder(model, plan, sampling, stop, slots, len(longest.prompt) + limit - 1, pages)
+    slots, pages = _capacity(list(waiting)[:max_rows], sampling, plan, model)
+    decoder = Decoder(model, plan, sampling, stop, slots, len(waiting[0].prompt) + limit - 1, pages)
     rows = 0
     while waiting or decoder.rows:
         count = len(waiting)
@@ -350,19 +349,31 @@ def _halved(slots: int, rows: int) -> int:
     return slots
 
 
-def _capacity(
-    model: PreTrainedModel, plan: SlotPlan, longest: Row, sampling: SamplingConfig, rows: int
-) -> tuple[int, int]:
-    """Return how many of `rows` rows fit into the free memory of the device at a time, and their pages together."""
-    each = longest.num_pages(sampling.max_new_tokens)
-    if model.device.type != "cuda":
-        return rows, rows * each
-    free, _ = torch.cuda.mem_get_info(model.device)
-    unused = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device) - plan.graphs.bytes
-    memory = int(MEMORY_SHARE * (free + unused))
+def _capacity(rows: list[Row], sampling: SamplingConfig, plan: SlotPlan, model: PreTrainedModel) -> tuple[int, int]:
+    """Return how many of these rows, the longest first, are decoded side by side, and the most pages they may have."""
+    each, free = rows[0].num_pages(sampling.max_new_tokens), _free_memory(model, plan)
+    if free is None:
+        return len(rows), len(rows) * each
+    memory = int(MEMORY_SHARE * free)
     vocabulary = model.config.get_text_config().vocab_size
     # The model's logits, their float32 copy and the scaled one; sorting with indices as well if top-k keeps all tokens.
     state = vocabulary * (16 if sampling.top_k else 64) + 12 * sampling.max_new_tokens
     page = paging.PAGE * sum(state.nbytes for states in plan.tokens for state in states)
-    rows = min(rows, max(1, memory // (state + longest.num_pages(1) * page)))
-    return rows, max(each, min(rows * each, (memory - rows * state) // page))
+    count, used, prompts = 0, 0, set[tuple[int, ...]]()
+    for row in rows:
+        shared = (len(row.prompt) - 1) // paging.PAGE if row.prompt in prompts else 0
+        used += state + page * (row.num_pages(1) - shared)
+        if used > memory and count:
+            break
+        count += 1
+        prompts.add(row.prompt)
+    return count, max(each, min(count * each, (memory - count * state) // page))
+
+
+def _free_memory(model: PreTrainedModel, plan: SlotPlan) -> int | None:
+    """Return the bytes that a GPU has free or only cached, or None for another device."""
+    if model.device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(model.device)
+    held = torch.cuda.memory_allocated(model.device) + plan.graphs.bytes
+    return free + torch.cuda.memory_reserved(model.device) - held

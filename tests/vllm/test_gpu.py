@@ -1,0 +1,106 @@
+"""vLLM on a GPU, where it sleeps between batches: the student's weights after every update, and its memory back."""
+
+import pytest
+import torch
+
+from opasd.config import DriftConfig, SamplingConfig
+from opasd.errors import ConfigError, EngineError
+from opasd.rollout.drift import DriftCheck
+from opasd.rollout.factory import make_engine
+from tests.vllm.setting import LONGEST, base, change, prompts, student, tokenizer
+from tests.vllm.setting import config as cpu_config
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+SAMPLED = SamplingConfig(temperature=0.9, top_k=12, top_p=0.9, max_new_tokens=64)
+GIB = 2**30
+
+
+def config(**settings):
+    return cpu_config(vllm={"memory_share": 0.2, "eager": True}, **settings)
+
+
+def used() -> int:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def ids(completions):
+    return [completion.ids for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return student().to("cuda", torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    made = make_engine(config(), model, tokenizer(), longest=LONGEST)
+    made.stop = frozenset()
+    yield made
+    made.close()
+
+
+def test_every_update_is_served(engine, model):
+    """After sleep and wake: the log-probabilities are the student's, and no longer those of the update before."""
+    asked, check = prompts(8), DriftCheck(model, DriftConfig(rollouts=8), half=True)
+    for _ in range(3):
+        change(model, 0.02)
+        drift = check(asked, engine.generate(asked, SAMPLED, range(8), measured=8))
+        assert drift is not None
+        assert drift.mean < 0.05
+
+
+def test_an_update_that_was_not_handed_over_is_noticed(engine, model):
+    asked, hand_over = prompts(8), engine.hand_over
+    engine.generate(asked, SAMPLED, range(8))
+    change(model, 0.1)
+    engine.hand_over = lambda: None
+    try:
+        found = engine.generate(asked, SAMPLED, range(8), measured=8)
+        with pytest.raises(EngineError, match="does not serve the student's weights"):
+            DriftCheck(model, DriftConfig(rollouts=8, tolerance=0.02), half=True)(asked, found)
+    finally:
+        engine.hand_over = hand_over
+
+
+def test_seeds_decide_whatever_else_is_in_the_batch(engine):
+    """Rounding depends on the batch, so most completions must be equal, not all."""
+    asked, seeds = prompts(8), [2**61 + 17 * place for place in range(8)]
+    found = ids(engine.generate(asked, SAMPLED, seeds))
+    assert ids(engine.generate(asked, SAMPLED, seeds)) == found
+    others = ids(engine.generate(asked, SAMPLED, [seed + 1 for seed in seeds]))
+    assert sum(ours == theirs for ours, theirs in zip(found, others, strict=True)) <= 2
+
+
+def test_memory_is_free_while_it_sleeps(engine):
+    _, total = torch.cuda.mem_get_info()
+    asleep = used()
+    engine._wake()
+    awake = used()
+    engine._rest()
+    assert awake - asleep > 0.1 * total
+    assert abs(used() - asleep) < GIB
+    assert engine.generate(prompts(2), SAMPLED, range(2))
+
+
+def test_float32_with_an_adapter_is_refused():
+    with pytest.raises(ConfigError, match="16 bits alone on a GPU"):
+        make_engine(config(), student().cuda(), tokenizer(), longest=LONGEST)
+
+
+def test_all_weights_can_train():
+    """Last in this file: it closes what the engine before it shares."""
+    whole = base().to("cuda", torch.bfloat16).requires_grad_(True)
+    made = make_engine(config(), whole, tokenizer(), longest=LONGEST)
+    made.stop = frozenset()
+    asked = prompts(8)
+    for _ in range(2):
+        drift = DriftCheck(whole, DriftConfig(rollouts=8), half=True)(
+            asked, made.generate(asked, SAMPLED, range(8), measured=8)
+        )
+        assert drift is not None
+        assert drift.mean < 0.05
+        change(whole, 0.01)
+    made.close()
