@@ -15,10 +15,13 @@ demo: $(READY)
 
 test: check
 	$(BIN)/pytest -n 2 -m "not vllm"
+	@$(BIN)/python tests/vllm/last.py
 
-# Real vLLM on the CPU, in an environment of its own; ends with its speed beside that of transformers.
+# Real vLLM on the CPU, in an environment of its own; ends with its speed beside that of transformers. It is too large for
+# every check: `make test` says when it last passed and whether what it tests has changed since.
 test-vllm: $(VLLM)/.ready
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --junitxml $(VLLM)/results.xml
+	$(VLLM)/bin/python tests/vllm/last.py $(VLLM)/results.xml
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python benchmarks/engines.py
 
 # The report and the attention viewer in a real browser; installs Debian's chromium and playwright where they are missing.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -173,3 +174,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     os.rename(exported.folder, tmp_path / "moved")
     with pytest.raises(EngineError, match="cannot write the adapter"):
         exported.write()
+
+
+def test_who_can_read_an_adapter(tmp_path):
+    """In memory its owner alone; in a folder that servers share, everybody whom the umask lets."""
+    before = os.umask(0o022)
+    try:
+        model = add_lora(make_model("qwen3"))
+        private, shared = AdapterExport(model), AdapterExport(model, tmp_path / "shared")
+        assert stat.S_IMODE(private.folder.stat().st_mode) == 0o700
+        private.write()
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in [shared.folder, *shared.write().iterdir()]]
+        assert modes == [0o755, 0o644, 0o644]
+        private.close()
+        shared.close()
+    finally:
+        os.umask(before)

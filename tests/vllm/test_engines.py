@@ -50,7 +50,12 @@ def test_the_process_is_left_as_it_was():
 
 
 def test_all_weights_can_train():
-    """Without adapters the weights are copied over, and the caches are forgotten with them."""
+    """Without adapters the weights are copied over, and the caches are forgotten with them.
+
+    The model says one token again and again about random prompts, often the same after an update: what tells the
+    updates apart is how likely that token is.
+    """
+    torch.manual_seed(0)
     whole = base()
     whole.requires_grad_(True)
     made = make_engine(config(), whole, tokenizer(), longest=LONGEST)
@@ -60,8 +65,8 @@ def test_all_weights_can_train():
         found = made.generate(asked, GREEDY, range(6), measured=6)
         assert ids(found) == rows(whole, asked)
         assert DriftCheck(whole, DriftConfig(), half=False)(asked, found) is not None
-        seen.add(tuple(ids(found)))
-        change(whole, 0.004)
+        seen.add(tuple(round(sum(completion.logprobs), 2) for completion in found))
+        change(whole, 0.02)
     assert len(seen) == 3
     made.close()
 

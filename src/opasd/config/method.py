@@ -94,8 +94,8 @@ class ServersConfig(Section):
     adapter_dir: str | None = None
     """Folder for the student's adapters that this process and all servers see under the same path. Unset: memory of
     this machine, which suits servers on this machine."""
-    timeout: float = Field(default=1800, gt=0, allow_inf_nan=False)
-    """Seconds to wait for a completion."""
+    timeout: float = Field(default=1200, gt=0, allow_inf_nan=False)
+    """Seconds to wait for a whole completion; processes that train together wait 1,800 for one another."""
     probe_timeout: float = Field(default=30, gt=0, allow_inf_nan=False)
     """Seconds to wait for a connection, a sign of life, or an adapter to be loaded."""
     retries: int = Field(default=5, ge=0)
@@ -114,6 +114,10 @@ class ServersConfig(Section):
                 raise ValueError(f"got {url!r}; give addresses such as http://localhost:8000")
             if parts.username is not None or parts.password is not None:
                 raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
+            if parts.query or parts.fragment:
+                raise ValueError(
+                    "a key behind ? or # in an address would be kept in the run's folder; set VLLM_API_KEY"
+                )
         if len({url.rstrip("/") for url in urls}) < len(urls):
             raise ValueError("got the same address twice; give each server once")
         return urls

@@ -2,8 +2,10 @@
 
     /dev/shm/opasd-adapters-4711-3f9a/000001/adapter_model.safetensors
 
-The files lie in memory if there is room for them, and are removed when the process ends. A killed process leaves its
-files behind; the operating system has then released their lock, so the next process finds and removes them.
+The files lie in memory if there is room for them, where only their owner can read them, and are removed when the
+process ends. In a folder that the caller names, everybody can read them whom the umask lets: a server there may run as
+another user. A killed process leaves its files behind; the operating system has then released their lock, so the next
+process finds and removes them.
 """
 
 import fcntl
@@ -40,12 +42,15 @@ class AdapterExport:
         self.rank = _check_config(model.peft_config[active[0]], "the model")
         self._name = active[0]
         self._version = 0
+        self._private = folder is None
         root = _memory(model) if folder is None else folder
         try:
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
             self.folder = root / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
             with staged_folder(self.folder) as staged:  # it never has its name without its lock
+                if self._private:
+                    staged.chmod(0o700)
                 lock = open(staged / _LOCK, "w", encoding="utf-8")  # noqa: SIM115 (`_remove` closes it)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -63,6 +68,9 @@ class AdapterExport:
             with staged_folder(path) as staged:
                 save_file(tensors, staged / "adapter_model.safetensors")
                 self.model.peft_config[self._name].save_pretrained(str(staged))
+                if not self._private:  # safetensors lets nobody else read its files
+                    mode = (staged / "adapter_config.json").stat().st_mode
+                    (staged / "adapter_model.safetensors").chmod(mode)
         except OSError as error:
             raise EngineError(f"cannot write the adapter to {self.folder}: {error.strerror or error}") from error
         return path

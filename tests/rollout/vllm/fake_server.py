@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -28,6 +29,7 @@ STATE = {
     "runtime_lora": True,
     "busy": 0,
     "most_busy": 0,
+    "stuck": False,
 }
 LOCK = threading.Lock()
 
@@ -81,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
             STATE.update(body)
             return self.answer(200, {})
         self.note(self.path)
+        if STATE["stuck"]:
+            return self.misbehave("hang")
         if self.path == "/v1/load_lora_adapter":
             return self.load(body)
         if self.path == "/v1/unload_lora_adapter":
@@ -122,6 +126,15 @@ class Handler(BaseHTTPRequestHandler):
         except BrokenPipeError:
             pass
 
+    def pour(self, how: str) -> None:
+        """Send for ever: as much as possible, or a little now and then."""
+        self.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"" if "headers" in how else b"Connection: close\r\n\r\n"))
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b"x" * 2**20 if how == "flood" else b"a: b\r\n" if "headers" in how else b"x")
+                if how != "flood":
+                    time.sleep(0.02)
+
     def misbehave(self, fault: object) -> None:
         if fault == "hang":
             STATE["hanging"] += 1
@@ -132,9 +145,13 @@ class Handler(BaseHTTPRequestHandler):
             self.cut(b"{", 10**30)
         elif fault == "refuse":
             self.answer(400, "[" * 200_000)
+        elif fault in ("flood", "drip", "drip of headers"):
+            self.pour(fault)
         elif fault == "slam":
             self.close_connection = True
             self.connection.close()
+        elif isinstance(fault, dict) and "words" in fault:
+            self.answer(fault["status"], {"error": {"message": fault["words"]}})
         elif isinstance(fault, int):
             self.answer(fault, {"error": {"message": f"told to say {fault}"}})
         else:  # a literal answer

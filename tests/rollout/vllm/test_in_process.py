@@ -1,6 +1,7 @@
 """What the vLLM engines refuse, and what can be seen of them without vLLM; real vLLM is in tests/vllm."""
 
 import ast
+import json
 import os
 import random
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
 import opasd
@@ -18,10 +20,11 @@ from opasd.errors import ConfigError
 from opasd.rollout.adapters import check_whole
 from opasd.rollout.factory import make_engine
 from opasd.rollout.transformers.engine import TransformersEngine
-from opasd.rollout.vllm.in_process import undisturbed
+from opasd.rollout.vllm.in_process import process_group_kept, undisturbed
 from opasd.rollout.vllm.server import ServerEngine
+from opasd.trainer import session
 from tests.models import add_lora
-from tests.training import TOKENIZER, make_model
+from tests.training import PROBLEMS, TOKENIZER, make_model
 
 SERVERS = {"engine": "vllm_server", "servers": {"urls": ["http://localhost:1"]}}
 
@@ -50,6 +53,46 @@ def test_without_vllm_one_message_says_so(tmp_path):
         engine(type(model).from_pretrained(tmp_path), engine="vllm")
     config = RunConfig.model_validate({"rollout": {"engine": "vllm"}, "model": {"name_or_path": "lab"}})
     assert any("pip install 'opasd[vllm]'" in error for error in preview(config, 1)["errors"])
+
+
+def test_the_process_group_outlives_what_would_destroy_it(tmp_path):
+    """vLLM destroys its own groups and the default one; the run still counts over its processes after that."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        own = dist.new_group([0])
+        with process_group_kept():
+            dist.destroy_process_group(own)
+            dist.destroy_process_group()
+        dist.all_reduce(torch.ones(1))
+    finally:
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def test_a_run_is_saved_before_its_engine_is_closed(tmp_path, monkeypatch):
+    """An engine may take along what saving needs."""
+    make_model().save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
+    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    seen = []
+    monkeypatch.setattr(TransformersEngine, "close", lambda _: seen.append((tmp_path / "run/final").is_dir()))
+    config = RunConfig.model_validate(
+        {
+            "model": {"name_or_path": str(tmp_path / "model"), "lora_r": 2},
+            "data": {"source": str(tmp_path / "sums.jsonl")},
+            "validation_data": {},
+            "rollout": {"max_new_tokens": 2},
+            "train": {
+                "max_steps": 1,
+                "per_device_train_batch_size": 2,
+                "gradient_checkpointing": False,
+                "extra": {"use_cpu": True},
+            },
+        }
+    )
+    assert session.train(config, tmp_path / "run") == "finished"
+    assert seen == [True]
 
 
 def test_what_each_engine_is():

@@ -1,7 +1,9 @@
 """The client of vLLM servers against a real HTTP server that can be killed and made to misbehave."""
 
+import signal
 import threading
 from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,9 @@ from transformers import PreTrainedConfig
 
 from opasd.config import RolloutConfig, SamplingConfig, ServersConfig
 from opasd.errors import ConfigError, EngineError
-from opasd.rollout.vllm import dispatch
-from opasd.rollout.vllm.http import Unavailable
+from opasd.rollout.vllm import dispatch, http
+from opasd.rollout.vllm import server as server_module
+from opasd.rollout.vllm.http import Client, Unavailable, shown
 from opasd.rollout.vllm.server import ServerEngine, read_completion, read_models
 from opasd.rollout.vllm.serving import ServedBase
 from tests.processes import wait_until
@@ -151,14 +154,18 @@ FAULTS = {
     "a token beyond the vocabulary": {"model": "base", "choices": [{"token_ids": [200], "finish_reason": "stop"}]},
     "a token beyond all numbers": {"model": "base", "choices": [{"token_ids": [10**12], "finish_reason": "stop"}]},
     "a length beyond all memory": "claim",
+    "an answer without an end": "flood",
+    "drops for ever": "drip",
+    "headers for ever": "drip of headers",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_one_server_spoils_is_asked_again(servers, fault):
+def test_what_one_server_spoils_is_asked_again(servers, fault, monkeypatch):
     servers[0].set(faults=[FAULTS[fault]] * 3)
     servers[1].hold()
-    engine = make_engine(servers, timeout=5 if fault == "hanging" else 600)
+    engine = make_engine(servers, timeout=5 if fault == "hanging" else 1 if "for ever" in fault else 600)
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 2**22)
     with released(servers[1], once=lambda: servers[0].received(1)):
         assert ids(engine.generate(PROMPTS, SAMPLING, SEEDS)) == expected()
     assert sum(server.count("/v1/completions") for server in servers) >= 41
@@ -169,6 +176,82 @@ def test_a_server_that_answers_nonsense_when_asked_is_left_alone(servers, fault)
     servers[0].set(model_faults=[fault], lasting=True)
     assert ids(make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)) == expected()
     assert servers[0].count("/v1/completions") == 0
+
+
+def test_a_servers_words_cannot_steer_a_terminal(servers, caplog):
+    """Colours, bells, new lines, text that runs backwards."""
+    words = "\x1b[31mred\x07\r\nnext \u202eltr"
+    servers[0].set(faults=[{"status": 500, "words": words}, {"status": 400, "words": words}])
+    with pytest.raises(EngineError, match=r"HTTP 400: .\[31mred. next .ltr") as caught:
+        make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+    logged = [record.getMessage() for record in caplog.records]
+    assert any("HTTP 500" in line for line in logged)
+    assert all(line.isprintable() for line in (str(caught.value), *logged))
+
+
+@given(st.text())
+def test_what_is_shown_of_a_server_is_one_short_line(text):
+    assert shown(text).isprintable()
+    assert len(shown(text)) <= 500
+    if text.isprintable() and "  " not in text.strip() and len(text) < 500:
+        assert shown(text) == text.strip()
+
+
+def test_a_batch_that_waits_can_be_interrupted(servers):
+    """A signal's handler raises in the thread that waits; nobody waits for the silent server after that."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    servers[0].set(faults=["hang"] * 40)
+
+    def interrupt():
+        wait_until(lambda: servers[0].log()["hanging"] >= 16)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    try:
+        thread.start()
+        with pytest.raises(Stop):
+            make_engine(servers[:1]).generate(PROMPTS, SAMPLING, SEEDS)
+        thread.join()
+        wait_until(lambda: not any(other.name.startswith("ThreadPoolExecutor") for other in threading.enumerate()))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_call_that_connects_while_all_are_ended_ends_too(servers, monkeypatch):
+    client, connect = Client(servers[0].url, 600.0), HTTPConnection.connect
+    monkeypatch.setattr(HTTPConnection, "connect", lambda self: (connect(self), client.abort()))
+    with pytest.raises(Unavailable, match="the call was ended"):
+        client.call("/v1/models")
+    assert servers[0].count("/v1/models") == 0
+
+
+def test_a_server_that_is_silent_at_the_end_holds_nobody_up(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "CLOSING", 0.2)
+    engine = make_engine(servers)
+    engine.use_adapter(adapter(tmp_path / "a"))
+    engine.generate(PROMPTS, SAMPLING, SEEDS)
+    servers[0].set(stuck=True)
+    engine.close()
+    assert servers[1].log()["adapters"] == {}
+    wait_until(lambda: not any(other.name.startswith("ThreadPoolExecutor") for other in threading.enumerate()))
+
+
+@pytest.mark.parametrize(("max_batch", "shares"), [(64, [22, 21, 21]), (2, [1, 1, 1]), (3, [1, 1, 1])])
+def test_processes_that_train_together_share_what_a_server_takes(max_batch, shares, monkeypatch):
+    engine = make_engine([], urls=["http://a"], max_batch=max_batch)
+    monkeypatch.setattr(server_module, "processes", lambda: 3)
+    found = []
+    for rank in range(3):
+        monkeypatch.setattr(server_module.dist, "get_rank", lambda rank=rank: rank)
+        found.append(engine.limit)
+    assert found == shares
 
 
 def test_an_error_that_is_nested_beyond_measure_is_one(servers):
@@ -395,7 +478,9 @@ def test_an_address_must_be_one(url):
         ServersConfig(urls=("http://a", "http://a/"))
 
 
-@pytest.mark.parametrize("url", ["http://me:hidden@a:8000", "https://:hidden@a"])
+@pytest.mark.parametrize(
+    "url", ["http://me:hidden@a:8000", "https://:hidden@a", "http://a:8000/v1?api_key=hidden", "http://a/#hidden"]
+)
 def test_a_password_in_an_address_is_refused_and_not_shown(url):
     with pytest.raises(ValueError, match="VLLM_API_KEY") as caught:
         ServersConfig(urls=(url,))

@@ -116,9 +116,9 @@ class Batch:
         servers = self.engine.servers
         expected = [server for server in servers if server.preparing and server.failures == 0]
         if not expected or time.monotonic() > self.patient_until:
-            return self.engine.config.max_batch
+            return self.engine.limit
         share = -(-len(self.prompts) // (len(expected) + sum(server.ready for server in servers)))
-        return min(share, self.engine.config.max_batch)
+        return min(share, self.engine.limit)
 
     def _collect(self) -> None:
         """Wait for the next answer, until it is time to call a failed server, or until patience with one ends."""

@@ -1,10 +1,12 @@
 """Call one server. A call fails in two ways: the server is at fault, or the request is."""
 
 import http.client
+import io
 import json
 import os
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,18 +15,67 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key for servers that require one."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Options, where the system has them, that notice within about a minute that the other machine has vanished."""
+MAX_ANSWER_BYTES = 64 * 2**20
+"""More than any answer has: 100,000 tokens with their log-probabilities are about 15 MB."""
+
+
+def shown(text: object) -> str:
+    """Return text of a server for a terminal: one line of printable characters, not too long."""
+    words = " ".join(str(text).split())
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words[:500])
 
 
 class Unavailable(Exception):
     """The server gave no sensible answer; another server, or this one later, may give one."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(shown(reason))
 
 
 class Refused(Exception):
     """The server understood the request and refuses it."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"HTTP {status}: {message}")
+        super().__init__(shown(f"HTTP {status}: {message}"))
         self.status = status
+
+
+class _Answer(io.RawIOBase):
+    """What a server sends, up to a moment and a size."""
+
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self._connection, self._end, self._bytes = connection, end, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        count = self._connection.recv_into(buffer)
+        self._bytes += count
+        if self._bytes > MAX_ANSWER_BYTES:
+            raise Unavailable(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        return count
+
+
+class _Line:
+    """A connected socket as http.client uses it; what it reads is limited in time and size."""
+
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self.connection, self._end = connection, end
+
+    def sendall(self, data: Any) -> None:
+        self.connection.settimeout(max(self._end - time.monotonic(), 0.001))
+        self.connection.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Answer(self.connection, self._end))
+
+    def close(self) -> None:
+        """Do nothing: http.client closes before it has read an answer without a length."""
 
 
 class Client:
@@ -38,26 +89,27 @@ class Client:
         self._kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
         self._root = address.path.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
-        self._open: set[http.client.HTTPConnection] = set()
+        self._open: set[socket.socket] = set()
+        self._aborts = 0
         self._lock = threading.Lock()
 
     def call(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """Return the answer to a GET, or to a POST if there is a body."""
-        timeout = timeout or self._timeout
+        """Return the answer to a GET, or to a POST if there is a body; `timeout` is for the whole answer."""
+        timeout, aborts = timeout or self._timeout, self._aborts
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        connection = self._kind(*self._address, timeout=self._timeout)
-        with self._lock:
-            self._open.add(connection)
+        connection, wire = self._kind(*self._address, timeout=self._timeout), None
         try:
             connection.connect()
-            assert connection.sock is not None
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEP_ALIVE.items():
-                if hasattr(socket, option):
-                    connection.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            connection.sock.settimeout(timeout)
+            wire = connection.sock
+            assert wire is not None
+            with self._lock:
+                self._open.add(wire)
+                if aborts != self._aborts:
+                    raise Unavailable("the call was ended")
+            _keep_alive(wire)
+            connection.sock = _Line(wire, time.monotonic() + timeout)
             connection.request(
                 "GET" if body is None else "POST", self._root + path, body and json.dumps(body), headers=headers
             )
@@ -66,18 +118,26 @@ class Client:
         except (OSError, http.client.HTTPException, OverflowError, MemoryError) as error:
             raise Unavailable(_describe(error, timeout)) from error
         finally:
-            with self._lock:
-                self._open.discard(connection)
-            connection.close()
+            if wire is not None:
+                with self._lock:
+                    self._open.discard(wire)
+                wire.close()
         return _read(status, content)
 
     def abort(self) -> None:
         """End all calls now; the server stops its work on them when it notices."""
         with self._lock:
-            for connection in self._open:
-                if connection.sock is not None:
-                    with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
+            self._aborts += 1
+            for wire in self._open:
+                with suppress(OSError):
+                    wire.shutdown(socket.SHUT_RDWR)
+
+
+def _keep_alive(wire: socket.socket) -> None:
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _read(status: int, content: bytes) -> Any:

@@ -5,7 +5,8 @@ Without adapters all weights are copied over. Between batches it sleeps if the d
 use the memory in turn.
 
 vLLM changes the process around it: it seeds the global random generators, replaces `torch.set_num_threads` and sets
-environment variables that child processes would inherit. The engine undoes all that.
+environment variables that child processes would inherit. The engine undoes all that. When vLLM ends it destroys the
+process group of those that train together; the engine keeps the group.
 """
 
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -60,6 +62,7 @@ class VLLMEngine(ServingEngine):
         self.student, self.weights = student, weights
         self.half_precision = dtype in HALF_PRECISION
         self._on_gpu = torch.cuda.is_available()
+        self._joined = dist.is_available() and dist.is_initialized()
         self._sleeps = config.vllm.sleep and self._on_gpu
         self._asleep = False
         self._versions = 0
@@ -163,7 +166,8 @@ class VLLMEngine(ServingEngine):
     def close(self) -> None:
         if self.student is not None:
             self.student.close()
-        self._llm.llm_engine.engine_core.shutdown()
+        with process_group_kept() if self._joined else nullcontext():
+            self._llm.llm_engine.engine_core.shutdown()
 
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
         if not prompts:
@@ -237,6 +241,17 @@ def undisturbed() -> Iterator[None]:
                 if name not in environment:
                     del os.environ[name]
             os.environ.update({name: value for name, value in environment.items() if not name.startswith("VLLM_")})
+
+
+@contextmanager
+def process_group_kept() -> Iterator[None]:
+    """Keep the processes' default group: vLLM destroys it when it ends, also if it found it there."""
+    destroy = dist.destroy_process_group
+    dist.destroy_process_group = lambda group=None: None if group is None else destroy(group)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy
 
 
 def _random_state_kept() -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ import math
 import reprlib
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
 _PREFIX = "opasd-"
 _REMEMBERED = 8
 """Names of replaced adapters that are still unloaded from a server that was away."""
+CLOSING = 5.0
+"""Seconds that servers have at the end to unload their adapters."""
 
 
 class ServerEngine(ServingEngine):
@@ -102,14 +104,23 @@ class ServerEngine(ServingEngine):
         self._switch(f"{_PREFIX}{secrets.token_hex(8)}", path)
 
     def close(self) -> None:
-        """Unload the last adapters from the servers that answer, and remove the files."""
+        """Unload the last adapters from the servers that answer soon, and remove the files."""
         self._switch("", None)
-        for server in self.servers:
-            with suppress(Unavailable):
-                for name in self._replaced:
-                    self._unload(server, name)
-        if self.student is not None:
-            self.student.close()
+        try:
+            if self._replaced:
+                pool = ThreadPoolExecutor(len(self.servers))
+                wait([pool.submit(self._unload_all, server) for server in self.servers], timeout=CLOSING)
+                for server in self.servers:
+                    server.client.abort()
+                pool.shutdown(wait=False, cancel_futures=True)
+        finally:
+            if self.student is not None:
+                self.student.close()
+
+    def _unload_all(self, server: Server) -> None:
+        with suppress(Unavailable):
+            for name in self._replaced:
+                self._unload(server, name)
 
     def _switch(self, name: str, path: Path | None) -> None:
         if self._adapter is not None:
@@ -118,10 +129,16 @@ class ServerEngine(ServingEngine):
         for server in self.servers:
             server.ready = False
 
+    @property
+    def limit(self) -> int:
+        """This process's share of the `max_batch` requests that a server gets at a time."""
+        count, rank = processes(), dist.get_rank() if processes() > 1 else 0
+        return max(1, self.config.max_batch // count + (rank < self.config.max_batch % count))
+
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
         for server in self.servers:
             server.start_batch(self.settings.retries)
-        pool = ThreadPoolExecutor(len(self.servers) * (min(self.config.max_batch, len(prompts)) + 1))
+        pool = ThreadPoolExecutor(len(self.servers) * (min(self.limit, len(prompts)) + 1))
         batch = Batch(self, prompts, requests, pool)
         try:
             return batch.run()
@@ -209,11 +226,11 @@ def read_completion(
         if ids is None:
             raise EngineError(f"{url} returns no token ids; it needs vLLM 0.10.2 or newer")
         if answer.get("model") != model:
-            raise EngineError(f"{url} answered with {answer.get('model')!r} when asked for {model!r}")
+            raise EngineError(f"{url} answered with {reprlib.repr(answer.get('model'))} when asked for {model!r}")
         logprobs = choice["logprobs"]["token_logprobs"] if "logprobs" in request else None
         is_whole = reason in ("stop", "length") and 0 < len(ids) <= request["max_tokens"]
         if not is_whole or not all(type(token) is int and token >= 0 for token in ids):
-            raise Unavailable(f"a completion that was broken off ({reason}, {len(ids)} tokens)")
+            raise Unavailable(f"a completion that was broken off ({reprlib.repr(reason)}, {len(ids)} tokens)")
         if max(ids) >= vocabulary:
             raise Unavailable(f"a token beyond the vocabulary of {vocabulary}: {max(ids)}")
         if logprobs is not None and (
