@@ -16,6 +16,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ from opasd.errors import CaptureError, ConfigError
 from opasd.losses.inputs import OutputHead, ScoreBatch, Span
 from opasd.model import varlen
 from opasd.model.capture import AttentionCapture, CapturedLayer, Check, relative_error, settle, tolerance
+from opasd.model.sharding import shards, whole
 from opasd.model.unwrap import model_type, unwrap
 from opasd.prompts.rollout import Rollout
 
@@ -72,10 +74,12 @@ class Scorer:
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
         starts = tuple(len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True))
         inputs, spans = (pack if layout == "packed" else pad)(self.model, sequences)
-        head = output_head(self.model)
+        hidden_BNE, last_logits_BV, precision, captured = self._run(inputs)
+        head = output_head(self.model)  # after the forward, in which FSDP puts the whole weights in their place
         if not torch.is_grad_enabled():
             head = head.detach()  # of the weights of this moment: a teacher's are swapped out again
-        hidden_BNE, last_logits_BV, precision, captured = self._run(inputs)
+            if shards(self.model):  # FSDP uses the same memory for the student's weights
+                head = replace(head, weight_VE=head.weight_VE.clone())
         self._verify_head(head, hidden_BNE, last_logits_BV, precision)
         if self.capture is not None:
             # The longest sequence reaches furthest; the last one of a packed row must ignore the most.
@@ -237,14 +241,14 @@ def output_head(model: nn.Module) -> OutputHead:
             "the output head has an adapter, and the token loss does not see it; leave lm_head out of LoRA's "
             "target_modules, or name it in modules_to_save to train it whole"
         )
-    weight = getattr(linear, "weight", None)
+    weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
     if not isinstance(weight, Tensor):
         raise CaptureError(f"the {model_type(model)} model has no output head to read logits from")
     config = base.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     return OutputHead(
-        weight,
-        getattr(linear, "bias", None),
+        whole(weight),
+        None if bias is None else whole(bias),
         scale / (getattr(config, "logits_scaling", None) or 1.0),
         getattr(config, "final_logit_softcapping", None),
     )

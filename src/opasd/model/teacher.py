@@ -19,10 +19,13 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from opasd.choices import TEACHERS
 from opasd.config import TeacherConfig
 from opasd.errors import ConfigError
+from opasd.model.sharding import local, shards, whole
 
 Rule = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], None]
 """(teacher's weights, student's weights, step) → changes the teacher's in place, after optimizer step `step`."""
@@ -54,42 +57,68 @@ class Teacher:
             if without_adapters and isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
         ]
         """The adapters that the teacher computes without."""
-        self._copied = {} if config.update == "live" else _trained(model, without_adapters=without_adapters)
-        """The student's parameters that the teacher has its own values for."""
-        self._copies = {name: parameter.detach().clone() for name, parameter in self._copied.items()}
+        copied = {} if config.update == "live" else _trained(model, without_adapters=without_adapters)
+        self._copies: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in copied.items()}
+        """The teacher's own values, by the names of the student's parameters; sharded as these are."""
         if config.update == "ema" or config.update in _RULES:  # an average in bfloat16 would lose its small changes
             self._copies = {name: c.to(torch.promote_types(c.dtype, torch.float32)) for name, c in self._copies.items()}
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the teacher keeps weights of its own, which a checkpoint must hold."""
+        return bool(self._copies)
 
     @contextmanager
     def judging(self) -> Iterator[None]:
         """Within the block, the model computes as the teacher: without gradients and without dropout."""
-        student = {name: parameter.data for name, parameter in self._copied.items()}
         switched_off = _attribute(self._adapters, "_disable_adapters", True)
-        with torch.inference_mode(), switched_off, _attribute(self._modules, "training", False):
+        # Under inference mode FSDP would make weights that cannot be trained afterwards.
+        without_gradients = torch.no_grad() if shards(self.model) else torch.inference_mode()
+        with without_gradients, switched_off, _attribute(self._modules, "training", False):
+            student = self._exchange(self._copies)
             try:
-                for name, parameter in self._copied.items():
-                    parameter.data = self._copies[name].to(parameter.dtype)
                 yield
             finally:
-                for name, parameter in self._copied.items():
-                    parameter.data = student[name]
+                self._exchange(student)
+
+    def _exchange(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give the parameters these values, and return those that they had."""
+        before: dict[str, Tensor] = {}
+        for name, parameter in self._parameters().items():
+            if isinstance(parameter, DTensor):  # FSDP gathers the weights from this memory
+                before[name] = local(parameter).clone()
+                local(parameter).copy_(local(values[name]))
+            else:
+                before[name], parameter.data = parameter.data, values[name].to(parameter.dtype)
+        return before
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """Return the student's parameters that the teacher has copies of; shard the copies once the parameters are."""
+        if not self._copies:
+            return {}
+        for module in shards(self.model):
+            module.reshard()  # what a forward has gathered holds the other role's values
+        parameters = {name: p for name, p in self.model.named_parameters() if name in self._copies}
+        for name, parameter in parameters.items():
+            if isinstance(parameter, DTensor) and not isinstance(copy := self._copies[name], DTensor):
+                self._copies[name] = distribute_tensor(copy.to(parameter.device), *_placement(parameter))
+        return parameters
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Follow the student after optimizer step `step`, if this teacher moves."""
         if self.config.update == "ema":
-            for name, parameter in self._copied.items():
+            for name, parameter in self._parameters().items():
                 self._copies[name].lerp_(parameter.to(self._copies[name].dtype), 1 - self.config.ema_decay)
         elif self.config.update == "snapshot" and step % self.config.snapshot_every == 0:
-            for name, parameter in self._copied.items():
+            for name, parameter in self._parameters().items():
                 self._copies[name].copy_(parameter)
-
         elif rule := _RULES.get(self.config.update):
-            rule(self._copies, {name: parameter.detach() for name, parameter in self._copied.items()}, step)
+            rule(self._copies, {name: parameter.detach() for name, parameter in self._parameters().items()}, step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the copies, which a checkpoint must hold; empty if there are none."""
-        return {name: copy.cpu() for name, copy in self._copies.items()}
+        """Return the copies, which a checkpoint must hold, whole; all processes must call this."""
+        return {name: whole(copy).cpu() for name, copy in self._copies.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue with a checkpoint's copies."""
@@ -99,7 +128,12 @@ class Teacher:
                 "the teacher.update and the model.adaptation that the run began with"
             )
         for name, copy in self._copies.items():
-            copy.copy_(state[name])
+            value = state[name].to(copy.device, copy.dtype)
+            copy.copy_(distribute_tensor(value, *_placement(copy)) if isinstance(copy, DTensor) else value)
+
+
+def _placement(tensor: DTensor) -> tuple[DeviceMesh, Sequence[Placement]]:
+    return tensor.device_mesh, tensor.placements
 
 
 def _trained(model: nn.Module, *, without_adapters: bool) -> dict[str, nn.Parameter]:

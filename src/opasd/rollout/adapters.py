@@ -20,10 +20,10 @@ from typing import IO
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from opasd.errors import ConfigError, EngineError
 from opasd.files import staged_folder
+from opasd.model.sharding import whole
 
 PREFIX = "opasd-adapters-"
 MEMORY = Path("/dev/shm")
@@ -61,7 +61,7 @@ class AdapterExport:
         """Write the adapter with its current weights and return its folder."""
         check_whole(self.model)
         state = get_peft_model_state_dict(self.model, adapter_name=self._name, save_embedding_layers=False)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
+        tensors = {name: whole(tensor.detach()).contiguous().cpu() for name, tensor in state.items()}
         self._version += 1
         path = self.folder / f"{self._version:06d}"
         try:
@@ -97,12 +97,12 @@ def check_folder(path: Path) -> int:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse trained weights that are spread over processes."""
+    """Refuse trained weights that DeepSpeed has spread over processes."""
     for parameter in model.parameters():
-        if parameter.requires_grad and (isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")):
+        if parameter.requires_grad and hasattr(parameter, "ds_id"):
             raise ConfigError(
-                "the trained weights are sharded (FSDP or ZeRO-3) and cannot be handed to vLLM; use data-parallel "
-                "processes with whole weights, or rollout.engine: transformers"
+                "the trained weights are spread by ZeRO-3 and cannot be handed to vLLM; use FSDP2, or data-parallel "
+                "processes with whole weights"
             )
 
 

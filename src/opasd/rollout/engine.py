@@ -54,6 +54,8 @@ class Sampler(Protocol):
 class RolloutEngine(ABC):
     """Samples completions from the student's current weights. A subclass must only define `generate`."""
 
+    runs_student = True
+    """Whether it computes with the student's own weights; an engine with a copy of them sets this to False."""
     half_precision = False
     """Whether a copy of the weights is in a 16-bit format; the drift check then allows for its rounding."""
 

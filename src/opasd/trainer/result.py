@@ -5,11 +5,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.distributed.tensor import DTensor
-
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.files import full_disk_errors, replace_folder
 from opasd.lab import LAB
+from opasd.model.sharding import local
 from opasd.run.card import model_card
 from opasd.run.manifest import FINAL, run_id, write_manifest
 from opasd.run.records import Records
@@ -32,7 +31,7 @@ def finish(trainer: "OPASDTrainer") -> None:
             "problems; give more, or leave out dataloader_drop_last"
         )
     # Each process looks at its own part of the trained weights.
-    trained = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.student.parameters() if p.requires_grad)
+    trained = (local(p) for p in trainer.student.parameters() if p.requires_grad)
     if trainer.total(not all(bool(weight.isfinite().all()) for weight in trained)) > 0:
         raise NonFiniteError(
             f"NaN or infinity in the weights after step {step}, so they are not saved; lower the learning rate"

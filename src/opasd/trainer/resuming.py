@@ -137,7 +137,7 @@ class ResumableTrainer(Trainer):
 
     def _files_to_resume(self) -> list[str]:
         """Return patterns of the files a checkpoint must have; sharded weights and optimizers have other names."""
-        needed = [_TEACHER] if self.teacher.state_dict() else []
+        needed = [_TEACHER] if self.teacher.has_copies else []
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return needed
         needed.append("adapter_model.safetensors" if isinstance(self.student, PeftModel) else "model.safetensors*")
@@ -157,7 +157,8 @@ class ResumableTrainer(Trainer):
         try:
             with full_disk_errors(final):
                 super()._save_checkpoint(model, trial)
-                if self.args.should_save and (copies := self.teacher.state_dict()):
+                copies = self.teacher.state_dict()
+                if self.args.should_save and copies:
                     save_file(copies, written / _TEACHER)
             self.accelerator.wait_for_everyone()
             self._rename_best(written)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.import_utils import is_liger_kernel_available
@@ -152,6 +152,8 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
         raise ConfigError("eval_strategy and eval_steps: validation.every decides when to validate; leave them out")
     if args.load_best_model_at_end:
         raise ConfigError("load_best_model_at_end is not supported; choose among the checkpoints by metrics.jsonl")
+    if args.fsdp and args.world_size == 1:
+        raise ConfigError("fsdp: there is one process; start several with --num-processes, or leave fsdp out")
     # One batch of Trainer is one optimizer step: `training_step` divides it into micro-batches itself.
     args.per_device_train_batch_size *= args.gradient_accumulation_steps
     args.gradient_accumulation_steps = 1
@@ -169,6 +171,19 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
         args.ddp_find_unused_parameters = model_config.get_text_config() is not model_config
     if config.objective.token_weight == 0 and args.world_size > 1:
         freeze_untied_head(model)  # processes would wait for the gradient of an output head that no loss reads
+
+
+def check_sharding(trainer: Trainer) -> None:
+    """Refuse ways to spread the weights over processes that training would ignore, or wait for ever in."""
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.args.fsdp and plugin is None:
+        raise ConfigError(
+            f"fsdp: weights are spread over GPUs, and this run is on {trainer.args.device.type}; leave fsdp out"
+        )
+    if plugin is not None and plugin.fsdp_version != 2:
+        raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
+    if trainer.is_deepspeed_enabled and getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0) == 3:
+        raise ConfigError("deepspeed: ZeRO-3 is not supported; use FSDP2, which spreads the weights as well")
 
 
 def freeze_untied_head(model: nn.Module) -> None:

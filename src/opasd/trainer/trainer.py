@@ -10,7 +10,7 @@ trackers are Trainer's. Every step's metrics go to `metrics.jsonl` in the output
 import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
 from opasd.model.objective import loss_arguments
 from opasd.model.scoring import Layout, Scorer, choose_layout, microbatches
+from opasd.model.sharding import gathered, local, shards
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
 from opasd.prompts.pairs import PromptBuilder, PromptPair
@@ -98,6 +99,7 @@ class OPASDTrainer(ResumableTrainer):
             callbacks=[*(callbacks or []), StepCallback(self)],
             **kwargs,
         )
+        setup.check_sharding(self)
         self.current_gradient_accumulation_steps = 1  # Trainer's loop sets it; a step outside the loop needs it too
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
@@ -154,6 +156,9 @@ class OPASDTrainer(ResumableTrainer):
         with self.step_metrics.timed("update"):
             _, layout = self._scorer(model)
             groups = microbatches(rollouts, self.config.tokens_per_microbatch, packed=layout == "packed")
+            if shards(self.student):  # every forward exchanges weights, so all processes need as many
+                empty = [Rollout(inputs["pairs"][0], (), "none")]
+                groups += [empty] * (self.largest(len(groups)) - len(groups))
             for number, group in enumerate(groups, 1):
                 # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
                 is_last = number == len(groups)
@@ -169,8 +174,11 @@ class OPASDTrainer(ResumableTrainer):
         seeds = [derive_seed(self.args.seed, step, pair.problem.id, number) for pair, number in samples]
         prompts = [pair.student_ids for pair, _ in samples]
         with self.step_metrics.timed("rollout"):
-            completions = self.engine.generate(prompts, settings, seeds, measured=self.drift.measured(step))
-            if (drift := self.drift(prompts, completions)) is not None:
+            measured = self.drift.measured(step)
+            with self._whole_student(needed=self.engine.runs_student or measured > 0):
+                completions = self.engine.generate(prompts, settings, seeds, measured=measured)
+                drift = self.drift(prompts, completions)
+            if drift is not None:
                 self.step_metrics.add(drift.metrics())
         rollouts = [
             Rollout(pair, completion.ids, f"step {step + 1}, {pair.problem.id}, sample {number}")
@@ -179,6 +187,10 @@ class OPASDTrainer(ResumableTrainer):
         verdicts = self.step_metrics.add_rollouts(rollouts, completions, self.processing_class)
         self._save_samples(rollouts, completions, verdicts)
         return rollouts
+
+    def _whole_student(self, *, needed: bool) -> AbstractContextManager[None]:
+        """Hold the student's weights whole in a block in which processes compute with it on their own."""
+        return gathered(self.student) if needed else nullcontext()
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
@@ -256,7 +268,7 @@ class OPASDTrainer(ResumableTrainer):
         finite = True  # float16's loss scaler looks for overflow itself, and skips such a step
         if self.accelerator.scaler is None:
             gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
-            finite = all(torch.stack([gradient.isfinite().all() for gradient in gradients]).tolist())
+            finite = all(torch.stack([local(gradient).isfinite().all() for gradient in gradients]).tolist())
         if self.total(self.step_spoiled or not finite) == 0:
             return
         if self.config.on_non_finite == "stop":
@@ -267,6 +279,12 @@ class OPASDTrainer(ResumableTrainer):
         self.step_spoiled = True
         for parameter in self.student.parameters():
             parameter.grad = None
+
+    def largest(self, value: int) -> int:
+        """Return the largest of the processes' numbers."""
+        values = self.accelerator.gather(torch.tensor([value], device=self.args.device))
+        assert isinstance(values, Tensor)
+        return int(values.max())
 
     def total(self, value: float) -> float:
         """Return the sum of a number over all processes."""
@@ -329,11 +347,12 @@ class OPASDTrainer(ResumableTrainer):
         assert isinstance(self.processing_class, PreTrainedTokenizerBase)
         for name, problems in sets.items():
             own_problems = problems[self.accelerator.process_index :: self.accelerator.num_processes]
-            answers = answer(
-                own_problems, self.engine, self.builder, self.processing_class, settings.sampling,
-                samples=settings.samples, seed=settings.seed, thinking=settings.thinking,
-                grader=self.step_metrics.grader,
-            )  # fmt: skip
+            with self._whole_student(needed=self.engine.runs_student):
+                answers = answer(
+                    own_problems, self.engine, self.builder, self.processing_class, settings.sampling,
+                    samples=settings.samples, seed=settings.seed, thinking=settings.thinking,
+                    grader=self.step_metrics.grader,
+                )  # fmt: skip
             metrics |= validation_metrics(name, answers, settings.samples, self.step_metrics.leak)
         if self.is_world_process_zero():
             self.metrics_file.append({"step": self.state.global_step, **metrics})

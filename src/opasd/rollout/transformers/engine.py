@@ -13,12 +13,12 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.device import short_of_memory
 from opasd.errors import ConfigError
+from opasd.model.sharding import shards
 from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.stops import stop_ids
@@ -129,7 +129,7 @@ class TransformersEngine(RolloutEngine):
             return "it is wrapped, or has an encoder"
         if isinstance(self.model, PeftModel) and self.model.active_peft_config.is_prompt_learning:
             return "its adapter is a prompt"
-        if any(parameter.device != device or isinstance(parameter, DTensor) for parameter in base.parameters()):
+        if shards(self.model) or any(parameter.device != device for parameter in base.parameters()):
             return "it is spread over several devices"
         if torch.is_autocast_enabled(device.type):
             return "autocast is on"

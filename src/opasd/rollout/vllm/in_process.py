@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, RolloutConfig
 from opasd.errors import ConfigError
+from opasd.model.sharding import whole
 from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
 from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
@@ -138,7 +139,8 @@ class VLLMEngine(ServingEngine):
         elif self.weights is not None:
             check_whole(self.weights)
             self._wake()
-            weights = ((name, parameter.detach()) for name, parameter in self.weights.named_parameters())
+            # One weight at a time: a sharded model is never whole on a GPU.
+            weights = ((name, whole(parameter.detach())) for name, parameter in self.weights.named_parameters())
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             if not self._on_gpu:
                 self._llm.apply_model(_pack_heads)

@@ -72,6 +72,8 @@ class ServingEngine(AdapterEngine):
     A prompt with its completion has at most `longest` tokens, or `rollout.max_model_len` if that is set.
     """
 
+    runs_student = False
+
     def __init__(self, config: RolloutConfig, base: ServedBase, longest: int) -> None:
         self.config = config
         self.stop = base.stop
