@@ -11,7 +11,10 @@ from tests.models import VOCABULARY
 def make_rollout(
     tokens: int = 9, *, problem: int = 8, solution: int = 11, student_only: int = 2, seed: int = 0, name: str = ""
 ) -> Rollout:
-    """[head 2 | problem | tail 3 | student_only] against [head 2 | problem | solution | tail 3], then the response."""
+    """[head 2 | problem | tail 3 | student_only] against [head 2 | problem | solution | tail 3], then the response.
+
+    The first token of the tail is an instruction, the others and the head are the chat template's.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(count: int) -> tuple[int, ...]:
@@ -25,6 +28,7 @@ def make_rollout(
         student_question=range(2, 2 + problem),
         teacher_question=range(2, 2 + problem),
         reference=range(2 + problem, 2 + problem + solution),
+        student_template=(range(2), range(3 + problem, 5 + problem + student_only)),
     )
     return Rollout(pair, draw(tokens), name or f"rollout-{seed}")
 

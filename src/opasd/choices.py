@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, get_args
 
-from opasd.errors import ConfigError, closest
+from opasd.errors import CaptureError, ConfigError, closest
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,19 @@ Handling = Literal["project", "redistribute", "shuffle"]
 gives it to the shared prompt positions in proportion to the teacher's attention there. `shuffle` permutes those shares
 randomly."""
 
-Support = Literal["context", "problem", "response"]
-"""Shared positions that are compared: all that both roles see, the problem's tokens, or the response so far."""
+Support = Literal["context", "content", "problem", "response"]
+"""Shared positions that are compared: all that both roles see, the same without the chat template's tokens, the
+problem's tokens, or the response so far."""
+
+Heads = Literal["mean", "each"]
+"""Attention rows that are compared: the mean of a layer's heads, or those of each head, whose losses are averaged."""
+
+Layers = int | tuple[int, ...] | Literal["all"]
+"""Attention layers that are compared: the last k, those with these numbers (from 0, or negative from the end), all."""
+
+Queries = Literal["all", "entropy", "solution_mass"]
+"""Steps whose attention is compared: all, those at which the student's next token has at least an entropy, or those at
+which the teacher gives the solution at least a share ρ of its attention."""
 
 Query = Literal["predicting", "generated"]
 """Attention row of step t: that of the position that predicts the token, or that of the token itself."""
@@ -146,6 +157,21 @@ Schedule = Literal[
 
 FinishReason = Literal["stop", "length", "error"]
 """Why sampling ended: a stop token, `max_new_tokens`, or NaN or infinite logits."""
+
+
+def layer_numbers(layers: Layers, count: int, model: str = "the model") -> list[int]:
+    """Return which of the `count` attention layers of `model` are meant, from 0 and increasing."""
+    if layers == "all":
+        return list(range(count))
+    wanted = range(-layers, 0) if isinstance(layers, int) else layers
+    numbers = sorted({number % count for number in wanted if -count <= number < count})
+    if not numbers or len(numbers) < len(wanted):
+        shown = layers if isinstance(layers, int) else list(layers)
+        raise CaptureError(
+            f"objective.attention.layers is {shown}, but {model} has {count} attention layers; use a number from 1 "
+            f"to {count}, different layers from 0 to {count - 1} (or {-count} to -1, from the end), or all"
+        )
+    return numbers
 
 
 def check_choice(name: str, value: object, words: Any) -> None:

@@ -24,13 +24,20 @@ def make_alignment(
     tokens: int = 7,
     query: str = "predicting",
     support: str = "context",
+    first_token: bool = True,
 ) -> Alignment:
-    """[problem | student_only | tail | tokens]  against  [problem | solution | teacher_only | tail | tokens]."""
+    """[problem | student_only | tail | tokens]  against  [problem | solution | teacher_only | tail | tokens].
+
+    The problem's first and every third later position, and the tail, belong to the chat template.
+    """
     student_prompt, teacher_prompt = problem + student_only + tail, problem + solution + teacher_only + tail
     prompt = [(i, i) for i in range(problem)]
     prompt += [(problem + student_only + i, problem + solution + teacher_only + i) for i in range(tail)]
     response = [(student_prompt + t, teacher_prompt + t) for t in range(tokens)]
-    counted = {"context": prompt, "problem": prompt[:problem], "response": []}[support]
+    template = [s for s, _ in prompt if s >= problem or s % 3 == 0]
+    matched = {"context": prompt, "content": prompt, "problem": prompt[:problem], "response": []}[support]
+    unwanted = (template if support == "content" else []) + ([] if first_token else [0])
+    counted, left_out = ([pair for pair in matched if (pair[0] in unwanted) is out] for out in (False, True))
     shared = counted if support == "problem" else counted + response
     lag = 1 if query == "predicting" else 0
     return Alignment(
@@ -42,6 +49,8 @@ def make_alignment(
         teacher_query=torch.arange(tokens) + teacher_prompt - lag,
         student_length=student_prompt + tokens,
         teacher_length=teacher_prompt + tokens,
+        left_out=torch.tensor(left_out, dtype=torch.long).reshape(-1, 2).T,
+        template=torch.tensor([s for s, _ in matched if s in template], dtype=torch.long),
     )
 
 

@@ -32,14 +32,15 @@ KINDS = ("forward_kl", "reverse_kl", "jsd")
 HANDLINGS = ("project", "redistribute", "shuffle")
 
 
-def loop_rows(role, positions):
-    """Head-averaged attention with nothing but Python numbers."""
+def loop_heads(role, positions):
+    """Every head's attention with nothing but Python numbers: rows [head][step][key]."""
     query, key = role.query_HTD.tolist(), role.key_KSD.tolist()
     group = len(query) // len(key)
-    rows = []
-    for t, position in enumerate(positions.tolist()):
-        row = [0.0] * len(key[0])
-        for head, queries in enumerate(query):
+    heads = []
+    for head, queries in enumerate(query):
+        rows = []
+        for t, position in enumerate(positions.tolist()):
+            row = [0.0] * len(key[0])
             first = 0 if role.sliding_window is None else max(0, position - role.sliding_window + 1)
             scores = {}
             for j in range(first, position + 1):
@@ -48,45 +49,69 @@ def loop_rows(role, positions):
             extra = [] if role.sinks_H is None else [role.sinks_H[head].item()]
             total = sum(math.exp(score) for score in [*scores.values(), *extra])
             for j, score in scores.items():
-                row[j] += math.exp(score) / total / len(query)
-        rows.append(row)
-    return rows
+                row[j] = math.exp(score) / total
+            rows.append(row)
+        heads.append(rows)
+    return heads
 
 
-def loop_loss(student, teacher, alignment, kind, beta):
-    """Projection and divergence of each step, entry by entry: the support is what both queries can reach."""
-    losses, masses = [], []
-    student_rows = loop_rows(student, alignment.student_query)
-    teacher_rows = loop_rows(teacher, alignment.teacher_query)
+def loop_mean(heads):
+    return [[[sum(cell) / len(heads) for cell in zip(*rows, strict=True)] for rows in zip(*heads, strict=True)]]
+
+
+def loop_loss(student, teacher, alignment, kind, beta, heads):
+    """Projection and divergence of each step, entry by entry: the support is what both queries can reach.
+
+    Returns divergences, ρ, and the shares of template tokens and of the first, each a mean over heads if they are
+    compared one by one.
+    """
+    student_heads = loop_heads(student, alignment.student_query)
+    teacher_heads = loop_heads(teacher, alignment.teacher_query)
+    if heads == "mean":
+        student_heads, teacher_heads = loop_mean(student_heads), loop_mean(teacher_heads)
+    shared = [*zip(alignment.student_shared.tolist(), alignment.teacher_shared.tolist(), strict=True)]
+    left_out = [*zip(*alignment.left_out.tolist(), strict=True)]
+    window = student.sliding_window or 10**9
+
+    def reached(t, pair):
+        distances = alignment.student_query[t].item() - pair[0], alignment.teacher_query[t].item() - pair[1]
+        return all(0 <= distance < window for distance in distances)
+
+    columns = []
     for t in range(alignment.num_tokens):
-        pairs = []
-        for s, u in zip(alignment.student_shared.tolist(), alignment.teacher_shared.tolist(), strict=True):
-            reach_s = alignment.student_query[t].item() - s
-            reach_t = alignment.teacher_query[t].item() - u
-            window = student.sliding_window or 10**9
-            if 0 <= reach_s < window and 0 <= reach_t < window:
-                pairs.append((teacher_rows[t][u], student_rows[t][s]))
-        solution = sum(teacher_rows[t][i] for i in alignment.solution.tolist())
-        if not pairs:
-            losses.append(0.0)
-            masses.append(1.0 if solution else 0.0)
-            continue
-        total_t, total_s = sum(a for a, _ in pairs), sum(b for _, b in pairs)
-        rows = torch.tensor([[a / total_t, b / total_s] for a, b in pairs], dtype=torch.float64)
-        losses.append(divergence(rows[:, 0], rows[:, 1], kind, beta).item())
-        masses.append(solution / (solution + total_t))
-    return losses, masses
+        cells = []
+        for student_rows, teacher_rows in zip(student_heads, teacher_heads, strict=True):
+            s, u = student_rows[t], teacher_rows[t]
+            pairs = [(u[b], s[a]) for a, b in shared if reached(t, (a, b))]
+            solution = sum(u[i] for i in alignment.solution.tolist())
+            total_t, total_s = sum(a for a, _ in pairs), sum(b for _, b in pairs)
+            rows = torch.tensor([[a / total_t, b / total_s] for a, b in pairs], dtype=torch.float64).reshape(-1, 2)
+            everything = {a: u[b] for a, b in shared + left_out if reached(t, (a, b))}
+            whole = sum(everything.values()) or 1.0
+            template = sum(everything.get(a, 0.0) for a in alignment.template.tolist())
+            cells.append((
+                divergence(rows[:, 0], rows[:, 1], kind, beta).item(),
+                solution / (solution + total_t or 1.0),
+                template / whole,
+                everything.get(0, 0.0) / whole,
+            ))  # fmt: skip
+        columns.append([sum(cell) / len(cells) for cell in zip(*cells, strict=True)])
+    return [list(column) for column in zip(*columns, strict=True)]
 
 
-@pytest.mark.parametrize("extras", [{}, {"window": 5}, {"softcap": 1.5}, {"sinks": True}])
+@pytest.mark.parametrize("heads", ["mean", "each"])
+@pytest.mark.parametrize("support", [("context", True), ("content", True), ("context", False), ("problem", False)])
+@pytest.mark.parametrize("extras", [{}, {"window": 5}, {"softcap": 1.5, "sinks": True}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_definition_equals_loops(kind, extras):
-    alignment = make_alignment(student_only=2, teacher_only=1)
+def test_definition_equals_loops(kind, extras, support, heads):
+    alignment = make_alignment(student_only=2, teacher_only=1, support=support[0], first_token=support[1])
     student, teacher = make_layers(alignment, **extras)
-    output = attention_loss(student, teacher, alignment, divergence=kind, jsd_beta=0.3, impl="reference")
-    losses, masses = loop_loss(student, teacher, alignment, kind, 0.3)
+    output = attention_loss(student, teacher, alignment, divergence=kind, jsd_beta=0.3, heads=heads, impl="reference")
+    losses, *readings = loop_loss(student, teacher, alignment, kind, 0.3, heads)
     torch.testing.assert_close(output.divergence_T.tolist(), losses, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(output.solution_mass_T.tolist(), masses, atol=1e-12, rtol=1e-10)
+    names = ("solution_mass_T", "template_mass_T", "first_token_mass_T")
+    for name, expected in zip(names, readings, strict=True):
+        torch.testing.assert_close(getattr(output, name).tolist(), expected, atol=1e-12, rtol=1e-10)
     assert output.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-12)
 
 
@@ -100,7 +125,8 @@ def cases(draw):
         tail=draw(st.integers(0, 3)),
         tokens=draw(st.integers(1, 20)),
         query=draw(st.sampled_from(["predicting", "generated"])),
-        support=draw(st.sampled_from(["context", "problem", "response"])),
+        support=draw(st.sampled_from(["context", "content", "problem", "response"])),
+        first_token=draw(st.booleans()),
     )
     layers = make_layers(
         alignment,
@@ -118,6 +144,7 @@ def cases(draw):
         "jsd_beta": draw(st.floats(0.05, 0.95)),
         "handling": draw(st.sampled_from(HANDLINGS)),
         "shuffle_seed": draw(st.integers(0, 99)),
+        "heads": draw(st.sampled_from(["mean", "mean", "each"])),
     }
     return alignment, *layers, options, draw(st.integers(1, 25))
 
@@ -400,7 +427,7 @@ def test_as_many_alignments_as_sequences():
 def test_settings_are_refused_as_in_a_configuration():
     alignment = make_alignment(tokens=2)
     layers = make_layers(alignment)
-    names = ("divergence", "jsd_beta", "handling", "impl", "chunk_queries")
+    names = ("divergence", "jsd_beta", "heads", "handling", "impl", "chunk_queries")
     check_settings(lambda **setting: attention_loss(*layers, alignment, **setting), AttentionLossConfig, names)
     batch = make_batch([alignment], packed=True)
     check_settings(lambda **setting: attention_losses(*batch, [alignment], **setting), AttentionLossConfig, names)

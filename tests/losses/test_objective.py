@@ -50,36 +50,53 @@ def assert_same_gradients(actual, expected, tolerance=1e-5):
         torch.testing.assert_close(actual[name] / scale, gradient / scale, atol=tolerance, rtol=1e-3, msg=name)
 
 
-def eager_oracle(model, rollouts, attention_weight):
+def eager_oracle(model, rollouts, attention_weight, attention=PLAIN.attention):
     """Algorithm 1 with `output_attentions`, all logits and plain formulas; shares no code with the package."""
 
     def run(ids):
-        return model(input_ids=torch.tensor([ids]), output_attentions=True, use_cache=False)
+        output = model(input_ids=torch.tensor([ids]), output_attentions=True, use_cache=False)
+        return output.logits[0], [matrix[0] for matrix in output.attentions if matrix is not None]
 
     total = 0
     for rollout in rollouts:
         pair, tokens = rollout.pair, rollout.num_tokens
         start_s, start_t = len(pair.student_ids), len(pair.teacher_ids)
         with torch.no_grad(), model.disable_adapter():
-            teacher = run(rollout.teacher_ids)
-        student = run(rollout.student_ids)
+            logits_t, layers_t = run(rollout.teacher_ids)
+        logits_s, layers_s = run(rollout.student_ids)
         # rollouts.py: [2 | problem | 3 | 2 student-only | ŷ] against [2 | problem | solution | 3 | ŷ]
         before, block = 2 + len(pair.student_question), len(pair.reference)
-        shared_s = [*range(before + 3), *range(start_s, start_s + tokens)]
-        shared_t = [*range(before), *range(before + block, start_t), *range(start_t, start_t + tokens)]
-        log_s = student.logits[0, start_s - 1 : -1].log_softmax(-1)
-        log_t = teacher.logits[0, start_t - 1 : -1].log_softmax(-1)
+        prompt = [*zip(range(before), range(before), strict=True)]
+        prompt += [(before + i, before + block + i) for i in range(3)]
+        if attention.support == "content":
+            prompt = [match for match in prompt if 2 <= match[0] <= before]
+        if not attention.first_token:
+            prompt = [match for match in prompt if match[0] > 0]
+        shared = prompt + [(start_s + t, start_t + t) for t in range(tokens)]
+        log_s, log_t = logits_s[start_s - 1 : -1].log_softmax(-1), logits_t[start_t - 1 : -1].log_softmax(-1)
         loss = (log_t.exp() * (log_t - log_s)).sum(-1).mean()
-        rows_s = [a for a in student.attentions if a is not None][-1][0].mean(0)[start_s - 1 : -1]
-        rows_t = [a for a in teacher.attentions if a is not None][-1][0].mean(0)[start_t - 1 : -1]
-        jsd = []
-        for row_s, row_t in zip(rows_s, rows_t, strict=True):
-            s, t = row_s[shared_s], row_t[shared_t]
-            both = (s > 0) & (t > 0)  # causal, and inside both sliding windows
-            s, t = s[both] / s[both].sum(), t[both] / t[both].sum()
-            m = (s + t) / 2
-            jsd.append(0.5 * (t * (t / m).log()).sum() + 0.5 * (s * (s / m).log()).sum())
-        total = total + loss + attention_weight * torch.stack(jsd).mean()
+        entropies = -(log_s.exp() * log_s).sum(-1)
+        numbers = attention.layers if isinstance(attention.layers, tuple) else range(-attention.layers, 0)
+        by_layer = []
+        for heads_s, heads_t in [(layers_s[number], layers_t[number]) for number in numbers]:
+            if attention.heads == "mean":
+                heads_s, heads_t = heads_s.mean(0, keepdim=True), heads_t.mean(0, keepdim=True)
+            chosen = []
+            for step in range(tokens):
+                jsd, rho = [], []
+                for row_s, row_t in zip(heads_s[:, start_s - 1 + step], heads_t[:, start_t - 1 + step], strict=True):
+                    s, t = row_s[[a for a, _ in shared]], row_t[[b for _, b in shared]]
+                    both = (s > 0) & (t > 0)  # causal, and inside both sliding windows
+                    solution = row_t[before : before + block].sum()
+                    rho.append((solution / (solution + t[both].sum())).item())
+                    s, t = s[both] / s[both].sum(), t[both] / t[both].sum()
+                    m = (s + t) / 2
+                    jsd.append(0.5 * (t * (t / m).log()).sum() + 0.5 * (s * (s / m).log()).sum())
+                values = {"all": 0, "entropy": entropies[step].item(), "solution_mass": sum(rho) / len(rho)}
+                if values[attention.queries] >= (attention.query_threshold or 0):
+                    chosen.append(torch.stack(jsd).mean())
+            by_layer.append(torch.stack(chosen).mean() if chosen else torch.zeros((), dtype=torch.float64))
+        total = total + loss + attention_weight * torch.stack(by_layer).mean()
     return total / len(rollouts)
 
 
@@ -98,6 +115,97 @@ def test_loss_and_every_lora_gradient_equal_an_eager_float64_oracle(family, weig
     expected = both if token_weight else both - eager_oracle(reference, rollouts, 0.0)
     assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(actual, gradients(reference, expected))
+
+
+MEMBERS = {
+    "a layer in the middle": {"layers": (1,)},
+    "two layers, each head": {"layers": (0, -1), "heads": "each"},
+    "content": {"support": "content"},
+    "without the first token": {"first_token": False, "layers": 2},
+    "uncertain steps": {"queries": "entropy", "query_threshold": 0},
+    "steps that look at the solution": {"queries": "solution_mass", "query_threshold": 0.4, "layers": (1, 3)},
+    "everything": {
+        "layers": (2, 3), "heads": "each", "support": "content", "queries": "solution_mass", "query_threshold": 0.46,
+    },
+}  # fmt: skip
+"""Members of the family of attention losses beside the paper's."""
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "member"),
+    [
+        ("qwen3", "packed", "a layer in the middle"),
+        ("gpt_oss", "padded", "two layers, each head"),
+        ("gemma2", "padded", "content"),
+        ("gpt_oss", "padded", "without the first token"),
+        ("gemma2", "padded", "uncertain steps"),
+        ("qwen3", "packed", "steps that look at the solution"),
+        ("qwen3", "packed", "everything"),
+        ("gemma2", "padded", "everything"),
+        ("gpt_oss", "padded", "everything"),
+    ],
+)
+def test_every_member_of_the_family_equals_the_eager_oracle(family, layout, member):
+    """Grouped heads; a sliding window and a soft cap; sinks. Both implementations, all at once and one by one."""
+    attention = AttentionLossConfig(**MEMBERS[member])
+    rollouts = make_rollouts((6, 1, 9))
+    model = add_lora(make_model(family, fast(family), torch.float64))
+    if attention.queries == "entropy":
+        entropies = torch.cat([reading["token/student_entropy"] for reading in step(model, rollouts).readings]).sort()
+        attention = attention.model_copy(update={"query_threshold": entropies.values[7:9].mean().item()})
+    reference = add_lora(make_model(family, "eager", torch.float64))
+    expected = eager_oracle(reference, rollouts, 1.0, attention) - eager_oracle(reference, rollouts, 0.0)
+    wanted = gradients(reference, expected)
+    for impl in ("reference", "chunked"):
+        config = ObjectiveConfig(
+            token_weight=0, attention_weight=1, token=PLAIN.token,
+            attention=attention.model_copy(update={"impl": impl, "chunk_queries": 4}),
+        )  # fmt: skip
+        output = step(model, rollouts, config, layout=layout)
+        assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert_same_gradients(gradients(model, output.loss), wanted)
+        assert attention.queries == "all" or 0.1 < output.metrics["attention/queries"] < 0.9
+    apart = step_one_by_one(model, rollouts, config)
+    assert apart.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradients(gradients(model, apart.loss), wanted)
+
+
+def test_chosen_steps_are_measured():
+    """The mean over chosen steps; a rollout without one counts 0 and is counted; with a token loss or without."""
+    model, rollouts = make_model("qwen3", dtype=torch.float64), make_rollouts((8, 1, 5))
+    everything = step(model, rollouts)
+    entropies = torch.cat([reading["token/student_entropy"] for reading in everything.readings])
+    threshold = entropies.sort().values[-3:].mean().item()
+    attention = AttentionLossConfig(queries="entropy", query_threshold=threshold)
+    output = step(model, rollouts, PLAIN.model_copy(update={"attention": attention}))
+    losses, shares = [], []
+    for reading in everything.readings:
+        chosen = reading["token/student_entropy"] >= threshold
+        losses.append(reading["attention/divergence"][chosen].mean().item() if chosen.any() else 0.0)
+        shares.append(chosen.double().mean().item())
+    assert 0.0 in shares
+    assert output.metrics["attention/loss"] == pytest.approx(sum(losses) / 3, rel=1e-9)
+    assert output.metrics["attention/queries"] == pytest.approx(sum(shares) / 3, rel=1e-9)
+    assert output.metrics["attention/no_queries"] == pytest.approx(shares.count(0.0) / 3, rel=1e-9)
+    assert output.metrics["attention/divergence"] == everything.metrics["attention/divergence"]
+    alone = step(model, rollouts, PLAIN.model_copy(update={"attention": attention, "token_weight": 0.0}))
+    assert alone.metrics["attention/loss"] == pytest.approx(output.metrics["attention/loss"], rel=1e-9)
+    nothing = AttentionLossConfig(queries="entropy", query_threshold=99)
+    none = step(model, rollouts, PLAIN.model_copy(update={"attention": nothing, "token_weight": 0.0}))
+    assert none.loss.item() == 0
+    assert none.metrics["attention/no_queries"] == pytest.approx(1)
+
+
+def test_masses_of_template_and_first_token_do_not_depend_on_the_support():
+    model, rollouts = make_model("qwen3", dtype=torch.float64), make_rollouts()
+    names = ("attention/template_mass", "attention/first_token_mass")
+    everything = step(model, rollouts).metrics
+    assert all(0.01 < everything[name] < 0.9 for name in names)
+    for options in ({"support": "content"}, {"first_token": False}, {"support": "content", "first_token": False}):
+        restricted = step(model, rollouts, PLAIN.model_copy(update={"attention": AttentionLossConfig(**options)}))
+        for name in names:
+            assert restricted.metrics[name] == pytest.approx(everything[name], rel=1e-9)
+        assert restricted.metrics["attention/visible_mass"] < everything["attention/visible_mass"]
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -163,7 +271,8 @@ def test_metrics_are_what_the_paper_plots():
         "loss",
         "token/loss", "token/divergence", "token/clipped", "token/student_entropy",
         "attention/divergence", "attention/solution_mass", "attention/visible_mass",
-        "attention/student_entropy", "attention/teacher_entropy",
+        "attention/student_entropy", "attention/teacher_entropy", "attention/template_mass",
+        "attention/first_token_mass",
     }  # fmt: skip
     assert metrics["loss"] == pytest.approx(metrics["token/loss"] + 0.5 * metrics["attention/divergence"], rel=1e-9)
     assert metrics["token/loss"] <= 0.05 + 1e-9
@@ -247,7 +356,7 @@ def test_nan_and_inf_are_reported_with_the_rollouts_id(role, part, value):
         opasd_loss(rollouts, *scores.values(), *(role.head for role in scores.values()), PLAIN)
 
 
-@pytest.mark.parametrize("support", ["context", "problem", "response"])
+@pytest.mark.parametrize("support", ["context", "content", "problem", "response"])
 @pytest.mark.parametrize("query", ["predicting", "generated"])
 def test_every_support_and_query_runs_and_differs(support, query):
     model, rollouts = make_model("qwen3", dtype=torch.float64), make_rollouts()

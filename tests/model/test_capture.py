@@ -128,14 +128,18 @@ def test_gradients_through_checkpointing(family):
     assert max(gradient.abs().max() for gradient in actual.values()) > 1e-4
 
 
-def test_captured_layers_are_not_checkpointed_and_are_afterwards():
+@pytest.mark.parametrize(
+    ("chosen", "kept"), [(2, [2, 3]), ([1, -1], [1, 3]), ((0,), [0]), ("all", [0, 1, 2, 3])], ids=str
+)
+def test_captured_layers_are_not_checkpointed_and_are_afterwards(chosen, kept):
     model = add_lora(make_model("qwen3"))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     layers = model.get_base_model().model.layers
-    capture = AttentionCapture(model, 2)
+    capture = AttentionCapture(model, chosen)
+    assert capture.modules == [layers[number].self_attn for number in kept]
     with capture():
-        assert [layer.gradient_checkpointing for layer in layers] == [True, True, False, False]
+        assert [number for number, layer in enumerate(layers) if not layer.gradient_checkpointing] == kept
         model(input_ids=random_ids(1), use_cache=False)
     assert all(layer.gradient_checkpointing for layer in layers)
 
@@ -244,6 +248,9 @@ def test_more_layers_than_there_are():
         AttentionCapture(make_model("qwen3"), 5)
     with pytest.raises(CaptureError, match="layers is 2, but the qwen3_next model has 1"):
         AttentionCapture(make_model("qwen3_next"), 2)
+    for wrong in ([4], [-5, 1], [3, -1]):
+        with pytest.raises(CaptureError, match=r"but the qwen3 model has 4 attention layers; use .* from 0 to 3"):
+            AttentionCapture(make_model("qwen3"), wrong)
 
 
 def test_a_forward_with_a_cache_is_refused():

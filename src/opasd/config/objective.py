@@ -1,10 +1,22 @@
 """What is learned: the token loss, the attention loss and their weights."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from opasd.choices import LOSS_TERMS, Clip, Divergence, Handling, Impl, OneOf, Query, Support
+from opasd.choices import (
+    LOSS_TERMS,
+    Clip,
+    Divergence,
+    Handling,
+    Heads,
+    Impl,
+    Layers,
+    OneOf,
+    Queries,
+    Query,
+    Support,
+)
 
 
 class Section(BaseModel):
@@ -34,6 +46,27 @@ class TokenLossConfig(Section):
     """Number of tokens whose logits are in memory at a time. Unset: as many as fit a fixed workspace."""
 
 
+def _whole_number(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _read_layers(value: Any) -> Any:
+    """Return a number of last layers, the numbers of some layers, or `all`; a text may list them: `15,16`."""
+    many = [part for part in value.split(",") if part] if isinstance(value, str) and "," in value else value
+    if isinstance(many, list | tuple):
+        numbers = tuple(map(_whole_number, many))
+        if numbers and None not in numbers and len(set(numbers)) == len(numbers):
+            return numbers
+    elif value == "all" or (_whole_number(value) or 0) > 0:
+        return value if value == "all" else _whole_number(value)
+    raise ValueError(
+        f"got {value!r:.60}; give how many of the last layers (1 or more), a list of different layers such as "
+        "[15, 16] (from 0, or negative from the end), or all"
+    )
+
+
 class AttentionLossConfig(Section):
     """The attention-level loss (OPASD): the student learns where the teacher looks."""
 
@@ -41,20 +74,43 @@ class AttentionLossConfig(Section):
     """Divergence between the attention rows, teacher first."""
     jsd_beta: float = Field(default=0.5, gt=0, lt=1)
     """Weight of the teacher in the mixture of the Jensen-Shannon divergence."""
-    layers: int = Field(default=1, gt=0)
-    """Number of last attention layers to compare; their losses are averaged."""
+    layers: Annotated[Layers, BeforeValidator(_read_layers)] = 1
+    """Attention layers to compare; their losses are averaged. A number is how many of the last, a list such as [15, 16]
+    names them (from 0, or negative from the end), and `all` is every one."""
+    heads: Heads = "mean"
+    """Compare the mean of a layer's heads, or each head by itself; the heads' losses are averaged."""
     handling: Handling = "project"
     """Treatment of the teacher's attention on the solution."""
     support: Support = "context"
-    """Shared positions to compare."""
+    """Shared positions to compare: all, all without the chat template's tokens (`content`), the problem's, or the
+    response's."""
+    first_token: bool = True
+    """Whether the first token of the context is one of them."""
     query: Query = "predicting"
     """Attention row of a step: that of the position that predicts its token, or that of the token itself."""
+    queries: Queries = "all"
+    """Steps to compare: all, or those at which the student's next token has at least the threshold's entropy (nats), or
+    at which the teacher gives the solution at least the threshold's share ρ of its attention."""
+    query_threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Threshold of `queries`: an entropy or ρ."""
     shuffle_seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the permutation that `handling: shuffle` uses."""
     impl: Impl = "auto"
     """Implementation."""
     chunk_queries: int = Field(default=128, gt=0)
     """Number of query rows whose attention is in memory at a time."""
+
+    @model_validator(mode="after")
+    def _threshold_of_queries(self) -> Self:
+        if self.queries == "all" and self.query_threshold is not None:
+            raise ValueError("query_threshold has no effect with queries: all; set queries: entropy or solution_mass")
+        if self.queries != "all" and self.query_threshold is None:
+            raise ValueError(f"queries: {self.queries} needs query_threshold, such as 0.5")
+        if self.queries == "solution_mass" and (self.query_threshold or 0) > 1:
+            raise ValueError(
+                f"query_threshold: got {self.query_threshold}; with queries: solution_mass it is a share, at most 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _redistribution_needs_the_prompt(self) -> Self:

@@ -1,10 +1,12 @@
-"""The attention loss: the student's head-averaged attention against the teacher's, on what both can see.
+"""The attention loss: the student's attention against the teacher's, on what both can see.
 
 For step t, with a role's query q_t and the keys k_j it may look at (softmax over all of them, in every head):
 
     A_t(j)  = mean_h softmax_j(scaling · q_{t,h} · k_{j,h})                    head average first
     Ã_t^T   = target(A_t^T on the shared positions), A_t^S likewise restricted and renormalised, once
     ℓ_t     = D(Ã_t^T, A_t^S)
+
+With `heads: each`, every head has such a loss of its own, without a mean before it, and ℓ_t is the mean of these.
 
 `reference` is that definition. `chunked` (`attention_chunked.py`) gives the same numbers and gradients, a few query
 rows at a time: it never holds [H, T, S], and forms the gradients while a chunk's attention is there (the backward pass
@@ -23,9 +25,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from opasd.choices import Handling, Impl, check_choice, check_positive
+from opasd.choices import Handling, Heads, Impl, check_choice, check_positive
 from opasd.losses import fused, projection
-from opasd.losses.attention_chunked import AttentionComparison, chunked_loss, make_readings, usable, visible
+from opasd.losses.attention_chunked import (
+    AttentionComparison,
+    chunked_loss,
+    make_readings,
+    seen_by_both,
+    template_and_first,
+    usable,
+    visible,
+)
 from opasd.losses.divergence import formulas_of
 from opasd.losses.inputs import LayerAttention, LayerBatch
 from opasd.losses.numerics import wide, without_autocast
@@ -53,6 +63,10 @@ class AttentionLossOutput(NamedTuple):
     """The teacher's attention on the support before renormalising."""
     student_entropy_T: Tensor
     teacher_entropy_T: Tensor
+    template_mass_T: Tensor
+    """The share of the chat template's tokens in the teacher's attention on the shared positions, left out or not."""
+    first_token_mass_T: Tensor
+    """The share of the first token in it."""
 
 
 def attention_loss(
@@ -62,6 +76,7 @@ def attention_loss(
     *,
     divergence: str = "jsd",
     jsd_beta: float = 0.5,
+    heads: Heads = "mean",
     handling: Handling = "project",
     shuffle_seed: int = 0,
     weights_T: Tensor | None = None,
@@ -75,6 +90,7 @@ def attention_loss(
         [alignment],
         divergence=divergence,
         jsd_beta=jsd_beta,
+        heads=heads,
         handling=handling,
         shuffle_seeds=[shuffle_seed],
         weights_T=weights_T,
@@ -90,6 +106,7 @@ def attention_losses(
     *,
     divergence: str = "jsd",
     jsd_beta: float = 0.5,
+    heads: Heads = "mean",
     handling: Handling = "project",
     shuffle_seeds: Sequence[int] | None = None,
     weights_T: Tensor | None = None,
@@ -107,42 +124,63 @@ def attention_losses(
         )
     comparison = AttentionComparison(formulas_of(divergence), jsd_beta, handling)
     check_choice("impl", impl, Impl)
+    check_choice("heads", heads, Heads)
     check_positive("chunk_queries", chunk_queries, whole=True)
+    if heads == "each":
+        options = {"divergence": divergence, "jsd_beta": jsd_beta, "handling": handling, "impl": impl}
+        options |= {"shuffle_seeds": shuffle_seeds, "weights_T": weights_T, "chunk_queries": chunk_queries}
+        pairs = zip(student.heads(), teacher.heads(), strict=True)
+        outputs = [attention_losses(*pair, alignments, **options) for pair in pairs]
+        return AttentionLossOutput(*(torch.stack(column).mean(0) for column in zip(*outputs, strict=True)))
     seeds = shuffle_seeds or [0] * len(alignments)
-    device, dtype = student.query_BHND.device, wide(student.query_BHND.dtype)
     with without_autocast():
         if fused.chosen("attention", impl, student.query_BHND, comparison.formulas):
             from opasd.losses.fused import attention as kernels
 
             output = kernels.attention_losses(student, teacher, alignments, comparison, seeds, weights_T)
             if output is not None:
-                loss, readings_5T = output
-                return AttentionLossOutput(loss, *readings_5T.unbind())
-        alignments = [alignment.to("cpu") for alignment in alignments]
-        lengths = [alignment.num_tokens for alignment in alignments]
-        if weights_T is None:
-            means = [torch.full((length,), 1 / max(length, 1), dtype=dtype) for length in lengths]
-            weights_T = torch.cat([*means, torch.zeros(0, dtype=dtype)])
-        weights = weights_T.to(device, dtype).split(lengths)
-        outputs: list[AttentionLossOutput] = []
-        for index, alignment in enumerate(alignments):
-            student_layer = student.sequence(index, alignment.student_query)
-            teacher_layer = teacher.sequence(index, alignment.teacher_query).detach()
-            if handling == "shuffle":
-                permutation_J = projection.shuffle_permutation(alignment.in_prompt, seeds[index]).to(device)
-                comparison = replace(comparison, permutation_J=permutation_J)
-            if impl == "reference":
-                outputs.append(_reference(student_layer, teacher_layer, alignment, comparison, weights[index]))
-            else:
-                loss, readings_T5 = chunked_loss(
-                    student_layer, teacher_layer, alignment, comparison, weights[index], chunk_queries
-                )
-                outputs.append(AttentionLossOutput(loss, *readings_T5.unbind(-1)))
-        if not outputs:
-            zero = student.query_BHND.sum(dtype=dtype) * 0
-            return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in range(5)))
-        losses, *readings = zip(*outputs, strict=True)
-        return AttentionLossOutput(torch.stack(losses).sum(), *map(torch.cat, readings))
+                loss, readings_7T = output
+                return AttentionLossOutput(loss, *readings_7T.unbind())
+        chunk = None if impl == "reference" else chunk_queries
+        return _one_by_one(student, teacher, alignments, comparison, seeds, weights_T, chunk)
+
+
+def _one_by_one(
+    student: LayerBatch,
+    teacher: LayerBatch,
+    alignments: Sequence[Alignment],
+    comparison: AttentionComparison,
+    seeds: Sequence[int],
+    weights_T: Tensor | None,
+    chunk_queries: int | None,
+) -> AttentionLossOutput:
+    """Return the sum over rollouts, each in chunks or, without `chunk_queries`, by its definition."""
+    device, dtype = student.query_BHND.device, wide(student.query_BHND.dtype)
+    alignments = [alignment.to("cpu") for alignment in alignments]
+    lengths = [alignment.num_tokens for alignment in alignments]
+    if weights_T is None:
+        means = [torch.full((length,), 1 / max(length, 1), dtype=dtype) for length in lengths]
+        weights_T = torch.cat([*means, torch.zeros(0, dtype=dtype)])
+    weights = weights_T.to(device, dtype).split(lengths)
+    outputs: list[AttentionLossOutput] = []
+    for index, alignment in enumerate(alignments):
+        student_layer = student.sequence(index, alignment.student_query)
+        teacher_layer = teacher.sequence(index, alignment.teacher_query).detach()
+        if comparison.handling == "shuffle":
+            permutation_J = projection.shuffle_permutation(alignment.in_prompt, seeds[index]).to(device)
+            comparison = replace(comparison, permutation_J=permutation_J)
+        if chunk_queries is None:
+            outputs.append(_reference(student_layer, teacher_layer, alignment, comparison, weights[index]))
+        else:
+            loss, readings_T7 = chunked_loss(
+                student_layer, teacher_layer, alignment, comparison, weights[index], chunk_queries
+            )
+            outputs.append(AttentionLossOutput(loss, *readings_T7.unbind(-1)))
+    if not outputs:
+        zero = student.query_BHND.sum(dtype=dtype) * 0
+        return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in AttentionLossOutput._fields[1:]))
+    losses, *readings = zip(*outputs, strict=True)
+    return AttentionLossOutput(torch.stack(losses).sum(), *map(torch.cat, readings))
 
 
 def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:
@@ -175,9 +213,9 @@ def _reference(
 ) -> AttentionLossOutput:
     """Return the loss by its definition: everything at once, gradients by autograd."""
     alignment = alignment.to(weights_T.device)
-    # Under a sliding window, the two queries of a step reach different shared positions.
-    seen_TJ = visible(alignment.student_query, alignment.student_shared, student.sliding_window)
-    seen_TJ &= visible(alignment.teacher_query, alignment.teacher_shared, teacher.sliding_window)
+    queries = alignment.student_query, alignment.teacher_query
+    windows = student.sliding_window, teacher.sliding_window
+    seen_TJ = seen_by_both(queries, (alignment.student_shared, alignment.teacher_shared), windows)
     student_TS = attention_rows(student, alignment.student_query)
     teacher_TS = attention_rows(teacher, alignment.teacher_query)
     teacher_TJ = teacher_TS[:, alignment.teacher_shared] * seen_TJ
@@ -190,5 +228,7 @@ def _reference(
     divergence_T = comparison.formulas.terms(target_TJ, student_TJ, comparison.jsd_beta).sum(-1)
     divergence_T = torch.where(usable_T, divergence_T, 0)
     with torch.no_grad():
-        readings_T5 = make_readings(divergence_T, student_TJ, target_TJ, teacher_TJ.sum(-1), solution_T)
-    return AttentionLossOutput((weights_T * divergence_T).sum(), *readings_T5.unbind(-1))
+        left_out_TX = teacher_TS[:, alignment.left_out[1]] * seen_by_both(queries, alignment.left_out, windows)
+        parts_T2 = template_and_first(alignment, teacher_TJ, left_out_TX)
+        readings_T7 = make_readings(divergence_T, student_TJ, target_TJ, teacher_TJ.sum(-1), solution_T, parts_T2)
+    return AttentionLossOutput((weights_T * divergence_T).sum(), *readings_T7.unbind(-1))

@@ -16,6 +16,9 @@ from opasd.losses.inputs import LayerAttention
 from opasd.losses.numerics import needs_gradient, relative_weights, weighted_loss, wide
 from opasd.prompts.alignment import Alignment
 
+Pair = tuple[Tensor, Tensor]
+"""The student's and the teacher's."""
+
 
 @dataclass(frozen=True)
 class AttentionComparison:
@@ -39,18 +42,35 @@ def visible(query_position_T: Tensor, key_position_J: Tensor, window: int | None
     return visible_TJ if window is None else visible_TJ & (distance_TJ < window)
 
 
+def seen_by_both(queries: Pair, keys: Pair | Tensor, windows: tuple[int | None, int | None]) -> Tensor:
+    """Return which positions both roles' queries of a step see [T, J]; their sliding windows end at other ones."""
+    student_TJ, teacher_TJ = map(visible, queries, keys, windows)
+    return student_TJ & teacher_TJ
+
+
 def usable(student_mass_T: Tensor, teacher_mass_T: Tensor) -> Tensor:
     """Return at which steps both roles look at the support at all; NaN counts as usable, so that it shows."""
     return ~((student_mass_T < projection.LEAST_MASS) | (teacher_mass_T < projection.LEAST_MASS))
 
 
 def make_readings(
-    divergence_C: Tensor, student_CJ: Tensor, target_CJ: Tensor, visible_C: Tensor, solution_C: Tensor
+    divergence_C: Tensor, student_CJ: Tensor, target_CJ: Tensor, visible_C: Tensor, solution_C: Tensor, parts_C2: Tensor
 ) -> Tensor:
-    """Return the fields of `AttentionLossOutput` after the loss, in their order [C, 5]."""
+    """Return the fields of `AttentionLossOutput` after the loss, in their order [C, 7]; `parts_C2` are the last two."""
     solution_mass_C = solution_C / (solution_C + visible_C).clamp_min(projection.LEAST_MASS)
     columns = (divergence_C, solution_mass_C, visible_C, entropy(student_CJ), entropy(target_CJ))
-    return torch.stack(columns, -1)
+    return torch.cat([torch.stack(columns, -1), parts_C2], -1)
+
+
+def template_and_first(alignment: Alignment, compared_CJ: Tensor, left_out_CX: Tensor) -> Tensor:
+    """Return which share of its attention on all shared positions a role gives template tokens and the first [C, 2].
+
+    Its attention on those that are compared, or the first J of them, and on those left out is not normalised.
+    """
+    mass_CM = torch.cat([compared_CJ, left_out_CX], -1)
+    position_M = torch.cat([alignment.student_shared[: compared_CJ.shape[1]], alignment.left_out[0]])
+    kinds_M2 = torch.stack([torch.isin(position_M, alignment.template), position_M == 0], -1).to(mass_CM.dtype)
+    return (mass_CM @ kinds_M2) / mass_CM.sum(-1, keepdim=True).clamp_min(projection.LEAST_MASS)
 
 
 def chunked_loss(
@@ -61,23 +81,25 @@ def chunked_loss(
     weights_T: Tensor,
     chunk_queries: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of one rollout, and its readings [T, 5]; the alignment is on the CPU."""
+    """Return the weighted loss of one rollout, and its readings [T, 7]; the alignment is on the CPU."""
     inputs = (student.query_HTD, student.key_KSD, student.sinks_H)
     gradients = _Gradients.zeros(student) if any(map(needs_gradient, inputs)) else None
     student, formulas, beta = student.detach(), comparison.formulas, comparison.jsd_beta
     on_device = alignment.to(weights_T.device)
     relative_T, unit = relative_weights(weights_T)
-    readings_T5 = weights_T.new_zeros(alignment.num_tokens, 5)
+    readings_T7 = weights_T.new_zeros(alignment.num_tokens, 7)
     with torch.no_grad():
         for start in range(0, alignment.num_tokens, chunk_queries):
             chunk = _Chunk(slice(start, start + chunk_queries), student, teacher, alignment, on_device)
-            target_CJ, visible_C, solution_C = chunk.target(teacher, comparison)
+            target_CJ, visible_C, solution_C, parts_C2 = chunk.target(teacher, comparison)
             attention = _softmax_rows(student, chunk.rows, chunk.student_query_C, chunk.student_keys)
             student_CJ = chunk.student_keys.gather(attention.probability_HCS.mean(0), chunk.student_shared_J)
             student_CJ, mass_C = projection.normalise(student_CJ * chunk.seen_CJ)
             usable_C = usable(mass_C, visible_C)
             divergence_C = torch.where(usable_C, formulas.terms(target_CJ, student_CJ, beta).sum(-1), 0)
-            readings_T5[chunk.rows] = make_readings(divergence_C, student_CJ, target_CJ, visible_C, solution_C)
+            readings_T7[chunk.rows] = make_readings(
+                divergence_C, student_CJ, target_CJ, visible_C, solution_C, parts_C2
+            )
             if gradients is not None:
                 slope_CJ = formulas.slope(target_CJ, student_CJ, beta)
                 centred_CJ = (slope_CJ - (slope_CJ * student_CJ).sum(-1, keepdim=True)) * chunk.seen_CJ
@@ -87,8 +109,8 @@ def chunked_loss(
                 gradients.add(chunk, student, attention, centred_CS, step_C, relative_T)
             del attention  # before the next chunk allocates its own
     factors = (weights_T[:, None], unit, unit)
-    loss = weighted_loss(weights_T, readings_T5[:, 0], inputs, gradients or (None, None, None), factors)
-    return loss, readings_T5
+    loss = weighted_loss(weights_T, readings_T7[:, 0], inputs, gradients or (None, None, None), factors)
+    return loss, readings_T7
 
 
 class _Gradients(NamedTuple):
@@ -145,21 +167,26 @@ class _Chunk:
         self.student_query_C, self.teacher_query_C = on_device.student_query[rows], on_device.teacher_query[rows]
         self.student_shared_J = on_device.student_shared[:reach]
         self.teacher_shared_J = on_device.teacher_shared[:reach]
-        self.in_prompt_J, self.solution = on_device.in_prompt[:reach], on_device.solution
-        self.seen_CJ = visible(self.student_query_C, self.student_shared_J, student.sliding_window)
-        self.seen_CJ &= visible(self.teacher_query_C, self.teacher_shared_J, teacher.sliding_window)
+        self.alignment, self.in_prompt_J = on_device, on_device.in_prompt[:reach]
+        queries = self.student_query_C, self.teacher_query_C
+        windows = student.sliding_window, teacher.sliding_window
+        self.seen_CJ = seen_by_both(queries, (self.student_shared_J, self.teacher_shared_J), windows)
+        self.seen_CX = seen_by_both(queries, on_device.left_out, windows)
 
-    def target(self, teacher: LayerAttention, comparison: AttentionComparison) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the teacher's target [C, J], and its attention on the support and on the solution [C]."""
+    def target(self, teacher: LayerAttention, comparison: AttentionComparison) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the teacher's target [C, J], its attention on the support and on the solution [C], and the shares of
+        template tokens and of the first [C, 2]."""
         attention = _softmax_rows(teacher, self.rows, self.teacher_query_C, self.teacher_keys)
         teacher_CS = attention.probability_HCS.mean(0)
         del attention
         teacher_CJ = self.teacher_keys.gather(teacher_CS, self.teacher_shared_J) * self.seen_CJ
-        solution_C = self.teacher_keys.gather(teacher_CS, self.solution).sum(-1)
+        left_out_CX = self.teacher_keys.gather(teacher_CS, self.alignment.left_out[1]) * self.seen_CX
+        solution_C = self.teacher_keys.gather(teacher_CS, self.alignment.solution).sum(-1)
         target_CJ = projection.target(
             teacher_CJ, solution_C, self.in_prompt_J, comparison.handling, comparison.permutation_J
         )
-        return target_CJ, teacher_CJ.sum(-1), solution_C
+        parts_C2 = template_and_first(self.alignment, teacher_CJ, left_out_CX)
+        return target_CJ, teacher_CJ.sum(-1), solution_C, parts_C2
 
 
 class _KeyRange(NamedTuple):

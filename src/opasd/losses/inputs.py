@@ -98,6 +98,17 @@ class LayerBatch(_Tensors):
         options = (self.scaling, self.sliding_window, self.softcap, self.sinks_H)
         return LayerAttention(query_HTD, self.key_BKND[row, :, begin:end], *options)
 
+    def heads(self) -> "list[LayerBatch]":
+        """Return each query head, with its key head, as a layer of its own."""
+        # `unbind` adds the heads' gradients up once; slices would each make a gradient of the whole.
+        queries, keys = self.query_BHND.unbind(1), self.key_BKND.unbind(1)
+        sinks = self.sinks_H.split(1) if self.sinks_H is not None else [None] * len(queries)
+        group = len(queries) // len(keys)
+        return [
+            replace(self, query_BHND=query_BND[:, None], key_BKND=keys[head // group][:, None], sinks_H=sinks[head])
+            for head, query_BND in enumerate(queries)
+        ]
+
 
 def _as_slice(position_T: slice | Tensor) -> slice | Tensor:
     """Return consecutive positions as a slice, so that indexing copies nothing."""

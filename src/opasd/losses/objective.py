@@ -2,26 +2,38 @@
 
 A rollout's loss is the mean over its tokens; the minibatch's is the mean over its rollouts. A rollout without tokens is
 not counted. A loss with weight 0 is not computed.
+
+With `queries`, a rollout's attention loss is the mean over its chosen steps: those at which the student's next-token
+entropy, at the token loss's temperature, or the layer's ρ is at least the threshold. A rollout without such a step
+counts 0. ρ is known only after a forward of the attention loss, which runs twice then.
+
+Shapes: T tokens of all rollouts, one after another; R rollouts.
 """
 
 import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from opasd.choices import Queries
 from opasd.device import send
 from opasd.errors import NonFiniteError
 from opasd.losses.attention import attention_losses
 from opasd.losses.inputs import ScoreBatch
-from opasd.losses.token import token_loss
+from opasd.losses.token import entropies, token_loss
 from opasd.prompts.alignment import Alignment
 
 TOKEN_READINGS = ("loss", "divergence", "clipped", "student_entropy")
-ATTENTION_READINGS = ("divergence", "solution_mass", "visible_mass", "student_entropy", "teacher_entropy")
+ATTENTION_READINGS = (
+    "divergence", "solution_mass", "visible_mass", "student_entropy", "teacher_entropy", "template_mass",
+    "first_token_mass",
+)  # fmt: skip
+QUERY_READINGS = ("loss", "queries", "no_queries")
+"""With chosen steps: a step's part of the mean over them, whether it is one, whether its rollout has none."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +58,17 @@ def objective_loss(
     attention_weight: float,
     token: Mapping[str, Any],
     attention: Mapping[str, Any],
+    queries: Queries = "all",
+    query_threshold: float | None = None,
     shuffle_seed: int = 0,
     num_rollouts: float | None = None,
 ) -> LossOutput:
     """Return the loss of some rollouts of a minibatch.
 
     `ids` name the rollouts in errors and readings. `token` and `attention` are the options of `token_loss` and
-    `attention_losses`; `alignments` are needed for the attention loss alone. `num_rollouts` is the divisor if these
-    rollouts are a part of the minibatch (micro-batches, many processes): the parts' losses then add up to the
-    minibatch's. By default these rollouts are the minibatch.
+    `attention_losses`; `queries` and `query_threshold` choose steps for the latter, which alone needs `alignments`.
+    `num_rollouts` is the divisor if these rollouts are a part of the minibatch (micro-batches, many processes): the
+    parts' losses then add up to the minibatch's. By default these rollouts are the minibatch.
     """
     lengths = student.lengths
     share = 1 / (num_rollouts or max(sum(length > 0 for length in lengths), 1))
@@ -74,17 +88,60 @@ def objective_loss(
     if attention_weight > 0 and any(lengths):
         # A rollout's permutation depends on the rollout alone, not on the batch it is in.
         seeds = [shuffle_seed + zlib.crc32(rollout_id.encode()) for rollout_id in ids]
+        options = {"alignments": alignments, "shuffle_seeds": seeds, **attention}
+        value_T = None
+        if queries == "entropy":
+            value_T = columns["token/student_entropy"] if token_weight > 0 else _entropy(student, token)
         losses, readings_by_layer = [], []
         for layers in zip(student.layers, teacher.layers, strict=True):
-            output = attention_losses(*layers, alignments, weights_T=weights_T, shuffle_seeds=seeds, **attention)
+            if queries == "solution_mass":
+                with torch.no_grad():
+                    value_T = attention_losses(*layers, **options).solution_mass_T
+            steps = _Steps.of(lengths, weights_T, value_T, query_threshold)
+            output = attention_losses(*layers, weights_T=steps.weights_T, **options)
             losses.append(output.loss)
-            readings_by_layer.append(output[1:])
+            readings_by_layer.append((*output[1:], *steps.readings(output.divergence_T, weights_T)))
         loss = loss + attention_weight * torch.stack(losses).mean()
         means = (torch.stack(layers).mean(0) for layers in zip(*readings_by_layer, strict=True))
-        columns |= {f"attention/{name}": values_T for name, values_T in zip(ATTENTION_READINGS, means, strict=True)}
+        names = (*ATTENTION_READINGS, *QUERY_READINGS)
+        columns |= {f"attention/{name}": values_T for name, values_T in zip(names, means, strict=False)}
     split = {name: values_T.split(lengths) for name, values_T in columns.items()}
     readings = [{name: values[index] for name, values in split.items()} for index in range(len(ids))]
     return LossOutput(loss, _metrics(ids, loss, columns, weights_T, readings), readings)
+
+
+class _Steps(NamedTuple):
+    """The weights of the steps in the attention loss, and if some were chosen, which, and whose rollout has none."""
+
+    weights_T: Tensor
+    chosen_T: Tensor | None = None
+    none_T: Tensor | None = None
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], all_T: Tensor, value_T: Tensor | None, threshold: float | None) -> "_Steps":
+        """Choose the steps whose value reaches the threshold, NaN too, so that it shows; they share the weight of their
+        rollout. Without a value, all are chosen."""
+        if value_T is None:
+            return cls(all_T)
+        assert threshold is not None, "queries needs a query_threshold"
+        length_R = torch.tensor(lengths)
+        rollout_T = send(torch.repeat_interleave(length_R), all_T.device)
+        chosen_T = (~(value_T < threshold)).to(all_T)
+        count_R = all_T.new_zeros(len(lengths)).index_add_(0, rollout_T, chosen_T)
+        factor_R = send(length_R.to(all_T.dtype), all_T.device) / count_R.clamp_min(1)
+        return cls(all_T * chosen_T * factor_R[rollout_T], chosen_T, (count_R == 0).to(all_T)[rollout_T])
+
+    def readings(self, divergence_T: Tensor, all_T: Tensor) -> tuple[Tensor, ...]:
+        """Return the columns of QUERY_READINGS, if steps were chosen."""
+        if self.chosen_T is None or self.none_T is None:
+            return ()
+        return divergence_T * (self.weights_T / all_T), self.chosen_T, self.none_T
+
+
+def _entropy(student: ScoreBatch, token: Mapping[str, Any]) -> Tensor:
+    """Return the student's next-token entropies at the token loss's temperature, where that loss is not computed."""
+    temperature, chunk = token.get("temperature", 1.0), token.get("chunk_tokens")
+    return entropies(student.hidden_TE, student.head, temperature=temperature, chunk_tokens=chunk)
 
 
 def _refuse_non_finite(ids: Sequence[str], student: ScoreBatch, teacher: ScoreBatch) -> None:

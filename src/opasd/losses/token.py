@@ -39,7 +39,7 @@ from opasd.losses.token_chunked import (
     head_logits,
 )
 
-__all__ = ["OutputHead", "TokenLossOutput", "log_probabilities", "token_loss"]
+__all__ = ["OutputHead", "TokenLossOutput", "entropies", "log_probabilities", "token_loss"]
 
 
 class TokenLossOutput(NamedTuple):
@@ -127,6 +127,20 @@ def log_probabilities(
             logits_CV = head_logits(hidden_TE[rows], head)
             log_T[rows] = logits_CV.gather(-1, token_T[rows, None])[:, 0] - logits_CV.logsumexp(-1)
     return log_T
+
+
+@torch.no_grad()
+def entropies(
+    hidden_TE: Tensor, head: OutputHead, *, temperature: float = 1.0, chunk_tokens: int | None = None
+) -> Tensor:
+    """Return the entropy of the next-token distributions, in nats [T]; chunks as in the loss."""
+    chunk_tokens = chunk_tokens or default_chunk_tokens(head.weight_VE.shape[0])
+    entropy_T = torch.empty(hidden_TE.shape[0], dtype=wide(hidden_TE.dtype), device=hidden_TE.device)
+    with without_autocast():
+        for start in range(0, hidden_TE.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            entropy_T[rows] = entropy(head_logits(hidden_TE[rows], head).div_(temperature).softmax(-1))
+    return entropy_T
 
 
 def _reference(

@@ -1,9 +1,9 @@
-"""The queries and keys of a model's last attention layers, captured while the model runs its own fast attention.
+"""The queries and keys of some of a model's attention layers, captured while the model runs its own fast attention.
 
 Every model of transformers looks its attention function up in a registry. During a capture, the registry holds a
 wrapper: it runs the model's own function, and keeps the queries and keys of the chosen modules, after normalisation and
-rotary embedding and with key heads not repeated. A trial forward shows which modules come last, so hybrid models need
-no special case.
+rotary embedding and with key heads not repeated. A trial forward shows the modules in order, so hybrid models need no
+special case.
 
 The captured layers are left out of gradient checkpointing, because the loss differentiates their activations.
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from opasd.choices import Layers, layer_numbers
 from opasd.errors import CaptureError
 from opasd.losses.attention import attention_heads
 from opasd.losses.inputs import LayerAttention, LayerBatch, Span
@@ -43,9 +44,9 @@ class CapturedLayer:
 
 
 class AttentionCapture:
-    """`with capture() as layers: model(...)` puts the last `num_layers` attention layers in `layers`, deepest last."""
+    """`with capture() as captured: model(...)` puts the chosen attention layers in `captured`, deepest last."""
 
-    def __init__(self, model: nn.Module, num_layers: int = 1) -> None:
+    def __init__(self, model: nn.Module, layers: Layers = 1) -> None:
         self.model = model
         if any("_orig_mod" in name for name, _ in model.named_modules()):
             raise CaptureError(
@@ -54,12 +55,11 @@ class AttentionCapture:
         _refuse_reentrant_checkpointing(model)
         modules = attention_modules(model)
         self.is_hybrid = len(modules) < unwrap(model).config.get_text_config().num_hidden_layers
-        if len(modules) < num_layers:
-            raise CaptureError(
-                f"objective.attention.layers is {num_layers}, but the {model_type(model)} model has {len(modules)} "
-                "attention layers; set it to at most that"
-            )
-        self.modules = modules[len(modules) - num_layers :]
+        self.depth = len(modules)
+        """The number of the model's attention layers."""
+        self.numbers = layer_numbers(layers, len(modules), f"the {model_type(model)} model")
+        """The captured ones, from 0."""
+        self.modules = [modules[number] for number in self.numbers]
         self._checkpointed = [
             module
             for module in model.modules()

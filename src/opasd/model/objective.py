@@ -23,7 +23,13 @@ def loss_arguments(
     alignments = []
     if config.attention_weight > 0 or align_always:
         alignments = [
-            align(rollout.pair, rollout.num_tokens, support=attention.support, query=attention.query)
+            align(
+                rollout.pair,
+                rollout.num_tokens,
+                support=attention.support,
+                query=attention.query,
+                first_token=attention.first_token,
+            )
             for rollout in rollouts
         ]
     return {
@@ -32,7 +38,11 @@ def loss_arguments(
         "token_weight": config.token_weight,
         "attention_weight": config.attention_weight,
         "token": config.token.model_dump(),
-        "attention": attention.model_dump(exclude={"layers", "support", "query", "shuffle_seed"}),
+        "attention": attention.model_dump(
+            include={"divergence", "jsd_beta", "heads", "handling", "impl", "chunk_queries"}
+        ),
+        "queries": attention.queries,
+        "query_threshold": attention.query_threshold,
         "shuffle_seed": attention.shuffle_seed,
     }
 
@@ -53,8 +63,11 @@ def opasd_loss(
     """
     if config.attention_weight > 0:
         layers, query = config.attention.layers, config.attention.query
-        if any(len(scores.layers) != layers for scores in (student, teacher)):
-            raise ConfigError(f"the attention loss needs {layers} captured layers; make the Scorer with that many")
+        wanted = max(len(student.layers), 1) if layers == "all" else layers if isinstance(layers, int) else len(layers)
+        if any(len(scores.layers) != wanted for scores in (student, teacher)):
+            raise ConfigError(
+                f"the attention loss needs {wanted} captured layers; make the Scorer with layers={layers!r}"
+            )
         if any(scores.query != query for scores in (student, teacher)):
             raise ConfigError(f"the scores' attention rows are not those of attention.query: {query}; score with it")
     student, teacher = replace(student, head=student_head), replace(teacher, head=teacher_head)

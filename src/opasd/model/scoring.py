@@ -1,7 +1,7 @@
 """One forward for a role: the hidden states that predict the rollouts' tokens, and the role's attention.
 
 The whole model is called, through PEFT and data parallelism, so that its hooks run. It computes logits of one position
-only. A hook keeps its final hidden states, and a capture the queries and keys of its last layers.
+only. A hook keeps its final hidden states, and a capture the queries and keys of some layers.
 
 Sequences share a forward in one of two layouts, and neither needs a padding mask:
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
-from opasd.choices import LayoutChoice, Query, Role
+from opasd.choices import Layers, LayoutChoice, Query, Role
 from opasd.device import send, short_of_memory
 from opasd.errors import CaptureError, ConfigError
 from opasd.losses.inputs import OutputHead, ScoreBatch, Span
@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 class Scorer:
     """Read one model in either role.
 
-    `layers` is how many of the last attention layers are captured; with 0 no attention is.
+    `layers` are the attention layers to capture, as in the configuration; with 0 there are none.
     """
 
-    def __init__(self, model: nn.Module, layers: int = 1) -> None:
+    def __init__(self, model: nn.Module, layers: Layers = 1) -> None:
         self.model = model
-        self.capture = AttentionCapture(model, layers) if layers > 0 else None
+        self.capture = AttentionCapture(model, layers) if layers != 0 else None
         parameters = inspect.signature(unwrap(model).forward).parameters
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._head_verified = False

@@ -7,14 +7,18 @@ The student reads `prompt_S + ŷ`, the teacher `prompt_T + ŷ`, and the teacher'
     response      token t is at len(prompt_S) + t and len(prompt_T) + t
     solution      the block's tokens; never shared, whatever their text
 
+The chat template's tokens are the surroundings that are not text of the configuration: role headers, separators, think
+tags, the template's own system prompt. The words of the message around the question, the instruction among them, and a
+system prompt of `prompts.system` are content.
+
 Tokens that only one context has (an empty think block) have no counterpart. A query sees the keys up to its position.
 
-Shapes: T tokens of the response, J shared positions, P solution positions.
+Shapes: T tokens of the response, J shared positions that are compared, X others, P solution positions.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import SequenceMatcher
 from typing import Self
 
@@ -49,6 +53,11 @@ class Alignment:
     """Number of tokens of the student's prompt and the response together."""
     teacher_length: int
     """Number of tokens of the teacher's prompt and the response together."""
+    left_out: Tensor = field(default_factory=lambda: torch.empty(2, 0, dtype=torch.long))
+    """[2, X] Shared positions that are measured and not compared (template tokens, the first token): the student's and
+    the teacher's."""
+    template: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    """The chat template's tokens among all shared positions, in the student's sequence."""
 
     @property
     def num_tokens(self) -> int:
@@ -65,10 +74,18 @@ class Alignment:
         return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
 
-def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", query: Query = "predicting") -> Alignment:
+def align(
+    pair: PromptPair,
+    num_tokens: int,
+    *,
+    support: Support = "context",
+    query: Query = "predicting",
+    first_token: bool = True,
+) -> Alignment:
     """Return the alignment of a response of `num_tokens` tokens to the problem of `pair`.
 
-    query_t = len(prompt) − 1 + t for `predicting`, len(prompt) + t for `generated`, t = 0 … T − 1.
+    query_t = len(prompt) − 1 + t for `predicting`, len(prompt) + t for `generated`, t = 0 … T − 1. Without
+    `first_token`, the student's first position is not compared.
     """
     check_choice("support", support, Support)
     check_choice("query", query, Query)
@@ -76,8 +93,10 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
     student_length, teacher_length = student_prompt + num_tokens, teacher_prompt + num_tokens
     question = list(zip(pair.student_question, pair.teacher_question, strict=False))
     prompt = _match_prompts(pair, question)
-    matches = {"context": prompt, "problem": question, "response": []}[support]
-    compared = torch.tensor(matches, dtype=torch.long).reshape(-1, 2).T.contiguous()
+    matches = {"context": prompt, "content": prompt, "problem": question, "response": []}[support]
+    template = {position for part in pair.student_template for position in part}
+    unwanted = (template if support == "content" else set()) | (set() if first_token else {0})
+    compared = _columns([match for match in matches if match[0] not in unwanted])
     response = torch.arange(0 if support == "problem" else num_tokens)
     lag = 1 if query == "predicting" else 0
     return Alignment(
@@ -89,7 +108,14 @@ def align(pair: PromptPair, num_tokens: int, *, support: Support = "context", qu
         teacher_query=torch.arange(teacher_prompt - lag, teacher_length - lag),
         student_length=student_length,
         teacher_length=teacher_length,
+        left_out=_columns([match for match in matches if match[0] in unwanted]),
+        template=_columns([match for match in matches if match[0] in template])[0],
     )
+
+
+def _columns(matches: Matches) -> Tensor:
+    """Return [2, matches]: the student's and the teacher's positions."""
+    return torch.tensor(matches, dtype=torch.long).reshape(-1, 2).T.contiguous()
 
 
 def _match_prompts(pair: PromptPair, question: Matches) -> Matches:

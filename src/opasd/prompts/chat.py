@@ -13,7 +13,7 @@ line if there is one, the message, a line break.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,8 @@ class Rendered:
     """Characters of `text` that are the message as the template wrote it."""
     origin: int
     """Position in `text` of the message's first character if the template had trimmed nothing."""
+    system: Span = field(default=(0, 0), kw_only=True)
+    """Characters of `text` that are the configured system prompt; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,14 @@ class Encoded(Rendered):
         starts, ends = self._edges
         first, last = np.minimum(starts, [0, *ends[:-1]]), np.maximum(ends, [*starts[1:], len(self.text)])
         return _overlapping(first, last, span)
+
+    @cached_property
+    def template(self) -> tuple[range, ...]:
+        """The tokens that are the chat template's alone, without a character of the message or the system prompt."""
+        parts = sorted((self.tokens(self.system), self.tokens(self.message)), key=lambda part: part.start)
+        edges = [0, *(edge for part in parts if part for edge in (part.start, part.stop)), len(self.ids)]
+        gaps = (range(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True))
+        return tuple(gap for gap in gaps if gap)
 
     @cached_property
     def _edges(self) -> np.ndarray:
@@ -134,7 +144,7 @@ class Chat:
         texts = [context.text for context in contexts]
         tokens = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return [
-            Encoded(context.text, context.message, context.origin, tuple(ids), tuple(offsets))
+            Encoded(context.text, context.message, context.origin, tuple(ids), tuple(offsets), system=context.system)
             for context, ids, offsets in zip(contexts, tokens["input_ids"], tokens["offset_mapping"], strict=True)
         ]
 
@@ -246,5 +256,9 @@ class Chat:
                 "template",
             )
         before, after = self._frames[thinking]
-        trimmed = message.index(written)
-        return Rendered(before + written + after, (len(before), len(before) + len(written)), len(before) - trimmed)
+        start, trimmed = len(before), message.index(written)
+        system = (self._system or "").strip()
+        at = before.rfind(system) if system else start
+        return Rendered(
+            before + written + after, (start, start + len(written)), start - trimmed, system=(at, at + len(system))
+        )

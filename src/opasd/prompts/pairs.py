@@ -55,6 +55,8 @@ class PromptPair:
     """Whether the problem or its solution imitated the chat template and was made plain text."""
     solution_tokens_cut: int = 0
     """How many of the solution's tokens did not fit."""
+    student_template: tuple[range, ...] = ()
+    """The chat template's own tokens in the student's context: not the message's, nor a configured system prompt's."""
 
 
 class PromptPairs(Sequence[PromptPair]):
@@ -173,6 +175,7 @@ class PromptBuilder:
                 reference=teacher.tokens_touching(teacher.span(message.spans["reference"])),
                 neutralised=draft.neutralised,
                 solution_tokens_cut=cut,
+                student_template=student.template,
             )
             _check_question(pair, (student, teacher), spans)
             return pair

@@ -105,7 +105,8 @@ def cases(draw):
         tail=draw(st.integers(0, 3)),
         tokens=draw(st.integers(1, 20)),
         query=draw(st.sampled_from(["predicting", "generated"])),
-        support=draw(st.sampled_from(["context", "context", "problem", "response"])),
+        support=draw(st.sampled_from(["context", "content", "problem", "response"])),
+        first_token=draw(st.booleans()),
     )
     key_heads, group = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (1, 3), (1, 4)]))
     layers = make_layers(
@@ -184,12 +185,19 @@ def test_a_forward_of_many_rollouts(packed, window, handling, monkeypatch):
     alignments = [
         make_alignment(problem=5, solution=9, tokens=3),
         make_alignment(tokens=0),
-        make_alignment(problem=14, solution=3, student_only=2, tokens=18, query="generated"),
+        make_alignment(problem=14, solution=3, student_only=2, tokens=18, query="generated", support="content"),
         make_alignment(problem=2, solution=0, tail=0, tokens=1),
     ]
     shape = {"key_heads": 1, "head_size": 16}
     student, teacher = make_batch(alignments, packed=packed, dtype=torch.float32, window=window, **shape)
     check_batch(alignments, student, teacher, 1e-5, handling=handling)
+
+
+@interpreter
+def test_each_head_by_itself():
+    alignment = make_alignment(problem=5, solution=6, student_only=1, teacher_only=2, tokens=6, first_token=False)
+    layers = make_layers(alignment, key_heads=1, group=3, head_size=16, window=9, sinks=True)
+    check(alignment, layers, torch.float32, 1e-5, heads="each")
 
 
 @interpreter
@@ -374,10 +382,11 @@ def test_gpu_windows_caps_and_sinks(extras, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("support", ["problem", "response"])
-def test_gpu_supports(support):
-    alignment = real_alignment(support=support)
-    check(alignment, make_layers(alignment, key_heads=2, head_size=128), torch.bfloat16, 3e-3, "cuda")
+@pytest.mark.parametrize("heads", ["mean", "each"])
+@pytest.mark.parametrize("support", ["content", "problem", "response"])
+def test_gpu_supports(support, heads):
+    alignment = real_alignment(support=support, first_token=False)
+    check(alignment, make_layers(alignment, key_heads=2, head_size=128), torch.bfloat16, 3e-3, "cuda", heads=heads)
 
 
 @pytest.mark.gpu

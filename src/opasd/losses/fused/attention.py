@@ -125,7 +125,7 @@ def attention_losses(
     seeds: Sequence[int],
     weights_T: Tensor | None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return Σ weight·ℓ over all steps of all rollouts, and the readings [5, ΣT]; None without steps or a kernel."""
+    """Return Σ weight·ℓ over all steps of all rollouts, and the readings [7, ΣT]; None without steps or a kernel."""
     ranges = query_ranges(alignments)
     if (reason := _unsupported(student, teacher, ranges)) is not None:
         say_once(f"the attention loss has no kernel for {reason}; impl: chunked computes the loss")
@@ -206,7 +206,7 @@ class _FusedAttentionLoss(torch.autograd.Function):
             SINK=sinks is not None, **constants, **tiles.normalisers.options(),
         )  # fmt: skip
 
-        readings = torch.empty(5, plan.num_rows, dtype=torch.float32, device=device)
+        readings = torch.empty(7, plan.num_rows, dtype=torch.float32, device=device)
         plane_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
         unit, gradient = plan.rows**2, any(ctx.needs_input_grad[:3])
         centred = torch.empty(plan.plane_units * unit if gradient else 0, dtype=plane_dtype, device=device)

@@ -158,7 +158,7 @@ def averages(
         if tl.max(link, 0) >= 0:
             shared = link >= 0
             if TEACHER:
-                key = link // 2
+                key = link // 8
             Q += tables.offset_of(SEQUENCES, sequence, tables.TEACHER_QUERY if TEACHER else tables.STUDENT_QUERY)
             K += tables.offset_of(SEQUENCES, sequence, tables.TEACHER_KEY if TEACHER else tables.STUDENT_KEY)
             step = row + tl.arange(0, BM)
@@ -204,7 +204,9 @@ def comparison(
         head = tl.arange(0, HEADS)
         share = tl.load(SHARE + head * num_rows + statistics, mask=head < num_heads, other=0.0)
         solution = tl.sum(share, 0) / num_heads
-        student_mass, teacher_mass, prompt_mass = _masses(row, WINDOWED, BLOCK)
+        support, parts = _masses(row, WINDOWED, BLOCK)
+        student_mass, teacher_mass, prompt_mass = support
+        shared_mass, template_mass, first_mass = parts
         boost, shuffled_boost, total = _boosts(row, solution, teacher_mass, prompt_mass, WINDOWED, HANDLING, BLOCK)
         target_usable = (total < LEAST_MASS) == 0
         scale = tl.where(target_usable, 1.0 / tl.where(target_usable, total, 1.0), 0.0)
@@ -223,6 +225,9 @@ def comparison(
         tl.store(READINGS + 2 * num_rows, teacher_mass)
         tl.store(READINGS + 3 * num_rows, student_entropy)
         tl.store(READINGS + 4 * num_rows, teacher_entropy)
+        shared_mass = tl.where(shared_mass < LEAST_MASS, LEAST_MASS, shared_mass)
+        tl.store(READINGS + 5 * num_rows, template_mass / shared_mass)
+        tl.store(READINGS + 6 * num_rows, first_mass / shared_mass)
 
         if GRADIENT:
             factor = tl.where(usable, tl.load(WEIGHT + statistics) * student_scale / num_heads, 0.0)
@@ -235,18 +240,28 @@ def comparison(
 
 @triton.jit
 def _masses(row, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
-    """The student's and the teacher's attention on the support, and the teacher's on the prompt positions there."""
+    """The student's and the teacher's attention on the support, and the teacher's on the prompt positions there; the
+    teacher's on all shared positions, compared or not, on the template's tokens, and on the first one."""
     PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
     student_sum = tl.zeros((BLOCK,), tl.float32)
     teacher_sum = tl.zeros((BLOCK,), tl.float32)
     prompt_sum = tl.zeros((BLOCK,), tl.float32)
+    shared_sum = tl.zeros((BLOCK,), tl.float32)
+    template_sum = tl.zeros((BLOCK,), tl.float32)
+    first_sum = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, position - start + 1, BLOCK):
         column = first + tl.arange(0, BLOCK)
-        teacher, seen, in_prompt = _teacher_at(row, column, WINDOWED)
+        link, reached = _link_at(row, column, WINDOWED)
+        seen = reached & (link & 2 != 0)
+        shared = tl.load(PLANE_T + column, mask=reached, other=0.0)
         student_sum += tl.load(PLANE_S + column, mask=seen, other=0.0)
-        teacher_sum += teacher
-        prompt_sum += tl.where(in_prompt, teacher, 0.0)
-    return tl.sum(student_sum, 0), tl.sum(teacher_sum, 0), tl.sum(prompt_sum, 0)
+        teacher_sum += tl.where(seen, shared, 0.0)
+        prompt_sum += tl.where(seen & (link & 1 != 0), shared, 0.0)
+        shared_sum += shared
+        template_sum += tl.where(link & 4 != 0, shared, 0.0)
+        first_sum += tl.where(start + column == 0, shared, 0.0)
+    support = (tl.sum(student_sum, 0), tl.sum(teacher_sum, 0), tl.sum(prompt_sum, 0))
+    return support, (tl.sum(shared_sum, 0), tl.sum(template_sum, 0), tl.sum(first_sum, 0))
 
 
 @triton.jit
@@ -325,8 +340,16 @@ def _received(row, teacher, in_prompt, column, WINDOWED: tl.constexpr):
 def _teacher_at(row, column, WINDOWED: tl.constexpr):
     """The teacher's row at columns, 0 off the support; and which columns are on the support, and in the prompt."""
     PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
+    link, reached = _link_at(row, column, WINDOWED)
+    seen = reached & (link & 2 != 0)
+    return tl.load(PLANE_T + column, mask=seen, other=0.0), seen, seen & (link & 1 != 0)
+
+
+@triton.jit
+def _link_at(row, column, WINDOWED: tl.constexpr):
+    """The links of columns, and which of these are shared positions that both queries see."""
+    PLANE_S, PLANE_T, LINKED, PERMUTED, start, position, other_position, window_s, window_t = row
     key = start + column
     link = tl.load(LINKED + key, mask=(column >= 0) & (key <= position), other=-1)
-    seen = (link >= 0) & tables.sees(position, key, window_s, WINDOWED)
-    seen &= tables.sees(other_position, link // 2, window_t, WINDOWED)
-    return tl.load(PLANE_T + column, mask=seen, other=0.0), seen, seen & (link % 2 == 1)
+    reached = (link >= 0) & tables.sees(position, key, window_s, WINDOWED)
+    return link, reached & tables.sees(other_position, link // 8, window_t, WINDOWED)

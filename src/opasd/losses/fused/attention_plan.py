@@ -50,7 +50,8 @@ class LaunchPlan(NamedTuple):
     key_tiles: Tensor
     """(sequence, tile of its keys), those that most steps see first."""
     links: Tensor
-    """For each student key 2·(its position at the teacher) + (whether in the prompt), or −1."""
+    """For each shared student key 8·(its position at the teacher) + 4·(of the template) + 2·(compared) + (in the
+    prompt), or −1."""
     solution: Tensor
     """For each teacher key whether it belongs to the solution."""
     permuted: Tensor
@@ -182,7 +183,10 @@ def _key_tables(
         shared = shared[: np.searchsorted(shared, end)]  # positions that some query sees
         in_prompt = alignment.in_prompt.cpu().numpy()[: len(shared)]
         keys = first_link[number] + shared
-        links[keys] = 2 * alignment.teacher_shared.cpu().numpy()[: len(shared)] + in_prompt
+        links[keys] = 8 * alignment.teacher_shared.cpu().numpy()[: len(shared)] + 2 + in_prompt
+        left_out, template = alignment.left_out.cpu().numpy(), alignment.template.cpu().numpy()
+        links[first_link[number] + left_out[0]] = 8 * left_out[1]
+        links[first_link[number] + template] |= 4
         if seeds is not None:
             permuted[keys] = shared[projection.shuffle_permutation(torch.from_numpy(in_prompt), seeds[index]).numpy()]
     return links, flags, permuted, spans
