@@ -24,7 +24,9 @@ def run(args: list[str]) -> int:
     )
     parser.add_argument("--completion", type=Path, metavar="FILE", help="a text to look at instead of a sampled answer")
     parser.add_argument("--sampler", choices=("after", "before"), default="after", help="who answers (default: after)")
-    parser.add_argument("--layers", type=whole_number(1), metavar="K", help="the last K layers (default: the run's)")
+    parser.add_argument(
+        "--layers", metavar="K|N,N|all", help="the last K layers, those numbered from 0, or all (default: the run's)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampled answer (default: 0)")
     parser.add_argument(
         "--max-new-tokens", type=whole_number(1), metavar="N", help="longest answer (default: the run's)"

@@ -133,10 +133,10 @@ def to_flags(settings: Settings) -> list[str]:
         parts, kinds = field.split("."), types_along(field.split("."))
         names = (name.replace("_", "-") if as_section(kind) else name for name, kind in zip(parts, kinds, strict=False))
         flag = f"--{'.'.join(names)}"
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and get_origin(kinds[-1]) is tuple:
             words += [flag, *map(str, value)]
             continue
-        text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+        text = json.dumps(value) if value is None or isinstance(value, bool | list | tuple) else str(value)
         is_key = get_origin(kinds[-2]) is dict  # its text is read as YAML
         if isinstance(value, str) and is_key and parse_value(text) != value:
             text = json.dumps(value, ensure_ascii=False)

@@ -14,7 +14,8 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opasd.config import DataConfig, ModelConfig, RunConfig
+from opasd.choices import Layers
+from opasd.config import AttentionLossConfig, DataConfig, ModelConfig, RunConfig
 from opasd.data.problems import Problem
 from opasd.data.sets import load_set
 from opasd.errors import ConfigError
@@ -28,6 +29,7 @@ from opasd.model.scoring import Scorer
 from opasd.prompts.pairs import PromptBuilder, PromptPair
 from opasd.prompts.rollout import Rollout
 from opasd.recipes import load_recipe
+from opasd.recipes.checking import checked
 from opasd.report.attention import Stage, make_record
 from opasd.report.page import GENERATOR, viewer_page
 from opasd.report.text import slug
@@ -61,7 +63,7 @@ def attend(
     data: str | None = None,
     completion: Path | None = None,
     sampler: Literal["after", "before"] = "after",
-    layers: int | None = None,
+    layers: Layers | None = None,
     seed: int = 0,
     max_new_tokens: int | None = None,
     out: Path | None = None,
@@ -79,7 +81,9 @@ def attend(
         if file.exists() and not is_record(read_object(file)):
             raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
     problems = _problems(subject, data, numbers)
-    config = subject.config.objective.attention.model_copy(update={"layers": layers} if layers else {})
+    config = subject.config.objective.attention
+    if layers is not None:
+        config = checked(AttentionLossConfig, config.model_dump() | {"layers": layers}, "opasd attend", "--")
     before = Scorer(subject.before, config.layers)
     stages = [Stage("before" if subject.after else "as it is", before, subject.without_adapters)]
     if subject.after is not None:
@@ -99,7 +103,7 @@ def attend(
             "teacher_note": _teacher_note(subject),
         }
         records.append(make_record(rollout, stages, teacher, subject.tokenizer, config, about=about))
-    about = f"{subject.config.model.name_or_path} · the last layers' attention, averaged over heads"
+    about = f"{subject.config.model.name_or_path} · attention, averaged over heads"
     page = viewer_page(f"Where {subject.name} looks", about, records)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -92,17 +92,21 @@ def make_record(
     about: dict[str, Any],
 ) -> dict[str, Any]:
     """Return what the viewer shows of one trajectory, with `about` added unchanged."""
-    alignment = align(rollout.pair, rollout.num_tokens, support=config.support, query=config.query)
+    alignment = align(
+        rollout.pair, rollout.num_tokens, support=config.support, query=config.query, first_token=config.first_token
+    )
     seen = {"teacher": (alignment.teacher_query + 1).tolist(), "shared": alignment.visible().tolist()}
     with teacher.entered():
         teacher_layers = teacher.scorer([rollout], "teacher", query=config.query)[0].layers
+    assert teacher.scorer.capture is not None
+    from_the_end = [teacher.scorer.capture.depth - number for number in teacher.scorer.capture.numbers]
     layers, views = {}, []
     for stage in stages:
         with stage.entered():
             student_layers = stage.scorer([rollout], "student", query=config.query)[0].layers
         for depth, pair in enumerate(zip(student_layers, teacher_layers, strict=True)):
             rows = layer_rows(*pair, alignment, config)
-            number = len(student_layers) - depth
+            number = from_the_end[depth]
             if number not in layers:
                 layers[number] = {
                     "layer": number,
