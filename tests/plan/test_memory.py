@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from opasd.config import RunConfig
+from opasd.errors import CaptureError
 from opasd.plan.memory import RESERVED, Lengths, memory, microbatch
 from opasd.plan.shapes import KNOWN, Shape
 
@@ -71,3 +72,28 @@ def test_a_micro_batch_holds_whole_rollouts_or_is_full():
     assert microbatch(uneven, LENGTHS, 64) == 8192 * (256 + 4096) // (256 + 1024 + 4096)
     long = config(rollout={"max_new_tokens": 30_000}, tokens_per_microbatch=8192)
     assert microbatch(long, LENGTHS, 64) == 256 + 30_000
+
+
+def attention(**options) -> dict[str, float]:
+    settings = config(objective={"attention": options}, train={"gradient_checkpointing": True})
+    return memory(settings, shape("4b"), LENGTHS, 64, H200).update
+
+
+def test_captured_layers_are_kept_whole():
+    """Each keeps its activations under checkpointing; those of the last are free before other layers need any."""
+    one = attention(layers=1)
+    assert "captured layers" not in one
+    assert "more attention" not in one
+    kept = attention(layers=[3])["captured layers"]
+    assert attention(layers=2)["captured layers"] == kept
+    assert attention(layers="all")["captured layers"] == 35 * kept
+    assert kept == pytest.approx(one["one layer's work"] / 1.53)
+    with pytest.raises(CaptureError, match="but the model has 36 attention layers"):
+        attention(layers=[36])
+
+
+def test_each_head_has_rows_of_its_own():
+    """Two bytes for each pair of a step and a key, for every head but the one that the workspace holds."""
+    tokens = microbatch(config(), LENGTHS, 64)
+    pairs = tokens / LENGTHS.student * 1024 * (256 + 512)
+    assert attention(heads="each")["more attention"] == pytest.approx(31 * 2 * pairs)

@@ -210,6 +210,46 @@ def test_supports() -> None:
         assert torch.equal(other.solution, context.solution)
 
 
+@pytest.mark.parametrize("system", [None, "Be brief."])
+@pytest.mark.parametrize("name", SMALL)
+def test_template_tokens_have_no_character_of_the_message_or_the_system_prompt(name: str, system: str | None) -> None:
+    """The message's own words, the instruction among them, are content; the template's default system prompt is not."""
+    tokenizer, config = load(name), PromptConfig(system=system)
+    pair = PromptBuilder(tokenizer, config).pair(SUM)
+    text = decode(tokenizer, pair.student_ids)
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    message = config.student.format(question=SUM.question, instruction=config.instruction)
+    spans = [(text.index(part), text.index(part) + len(part)) for part in (message, system) if part]
+    expected = [i for i, (a, b) in enumerate(offsets) if not any(a < last and b > first for first, last in spans)]
+    template = [position for part in pair.student_template for position in part]
+    assert template == expected
+    context, content = align(pair, 2), align(pair, 2, support="content")
+    assert {*context.template.tolist()} == {*template} & {*context.student_shared.tolist()}
+    assert {*content.student_shared.tolist()} == {*context.student_shared.tolist()} - {*template}
+    left_out = dict(zip(*content.left_out.tolist(), strict=True))
+    together = {**left_out, **dict(zip(content.student_shared.tolist(), content.teacher_shared.tolist(), strict=True))}
+    assert together == dict(zip(context.student_shared.tolist(), context.teacher_shared.tolist(), strict=True))
+    assert torch.equal(content.template, context.template)
+    assert content.in_prompt.sum() == len(content.student_shared) - 2
+
+
+def test_template_tokens_of_the_released_template() -> None:
+    pair = build("real/qwen3").pair(SUM)
+    alignment = align(pair, 0)
+    assert tokens("real/qwen3", pair.student_ids, alignment.template.tolist()) == [
+        "<|im_start|>", "user", "Ċ", "<|im_end|>", "Ċ", "<|im_start|>", "assistant", "Ċ",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("support", ["context", "content", "problem", "response"])
+def test_without_the_first_token(support: Support) -> None:
+    pair = build("mistral").pair(SUM)
+    with_it, without = (align(pair, 2, support=support, first_token=first) for first in (True, False))
+    assert without.student_shared.tolist() == [p for p in with_it.student_shared.tolist() if p > 0]
+    assert len(without.in_prompt) == len(without.teacher_shared) == len(without.student_shared)
+    assert (0 in without.left_out[0]) == (support in ("context", "content"))
+
+
 def test_queries() -> None:
     pair = build("qwen3").pair(SUM)
     student, teacher = len(pair.student_ids), len(pair.teacher_ids)

@@ -10,6 +10,7 @@ from opasd.cli._options import parse
 from opasd.cli.train import TrainOptions
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.recipes.checking import to_config
 from opasd.recipes.evaluate import EvaluateConfig
 from opasd.recipes.fields import nested, take_flags, to_flags
 
@@ -58,6 +59,7 @@ _fields = {
     "model.lora_target_modules": st.lists(st.sampled_from(["q_proj", "v_proj"]), unique=True),
     "validation.thinking": st.none() | st.booleans(),
     "data.seed": st.integers(-5, 5),
+    "objective.attention.layers": st.sampled_from([2, [15, 16], [-1], "all"]),
 }
 
 
@@ -72,6 +74,39 @@ def test_what_is_written_as_flags_is_read_back_by_train_and_by_sweep(values: dic
     assert config == expected
     _, values_by_root = take_flags(words, _roots)
     assert RunConfig.model_validate(nested(values_by_root[""])) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"), [("2", 2), ("15,16", (15, 16)), ("-1,-2", (-1, -2)), ("[3]", (3,)), ("all", "all")]
+)
+def test_layers_on_a_command_line(text: str, layers: Any) -> None:
+    words = [f"--objective.attention.layers={text}", "lab"]
+    _, recipe, config = parse(TrainOptions, words, prog="opasd train", about="")
+    assert config.objective.attention.layers == layers
+    assert recipe.name == "lab"
+    again = to_config(config.model_dump(mode="json"), "a file")
+    assert again.objective.attention.layers == layers
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1,1", "x", "1.5", "[]", "true", "all,1"])
+def test_layers_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"objective.attention.layers: got .*; give how many of the last layers"):
+        parse(TrainOptions, [f"--objective.attention.layers={text}"], prog="opasd train", about="")
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ({"queries": "entropy"}, "queries: entropy needs query_threshold"),
+        ({"query_threshold": 0.5}, "no effect with queries: all"),
+        ({"queries": "solution_mass", "query_threshold": 1.5}, "it is a share, at most 1"),
+        ({"heads": "all"}, "use one of mean, each"),
+        ({"support": "template"}, "use one of context, content, problem, response"),
+    ],
+)
+def test_members_of_the_attention_family_that_do_not_exist(member: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        to_config({"objective": {"attention": member}}, "a file")
 
 
 def test_null_takes_a_validation_set_away_on_a_command_line_too() -> None:

@@ -12,7 +12,10 @@ def test_attend_on_the_lab_with_a_given_text(tmp_path):
     text = page.read_text()
     assert 'id="viewer"' in text
     assert "trajectory" in text
-    attend("lab", [2], completion=tmp_path / "answer.txt", out=page)
+    attend("lab", [2], completion=tmp_path / "answer.txt", layers="0,2", out=page)
+    assert '"layer":4' in page.read_text().replace(" ", "")
+    with pytest.raises(ConfigError, match="--layers: got 'x'; give how many of the last layers"):
+        attend("lab", [2], completion=tmp_path / "answer.txt", layers="x", out=page)
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(ConfigError, match="not overwritten"):
         attend("lab", [2], completion=tmp_path / "answer.txt", out=tmp_path / "mine.html")

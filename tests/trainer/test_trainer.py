@@ -104,7 +104,8 @@ def test_how_rollouts_share_a_forward_changes_nothing(tmp_path):
         for name, gradient in actual[0][0].items():
             torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-4)
     readings = [rows(tmp_path / f"{layout}{budget}")[0] for layout, budget in ways]
-    for name in ("loss", "token/divergence", "attention/divergence", "attention/solution_mass", "grad_norm"):
+    names = ("loss", "token/divergence", "attention/divergence", "attention/solution_mass", "attention/template_mass")
+    for name in (*names, "attention/first_token_mass", "grad_norm"):
         assert [reading[name] for reading in readings] == pytest.approx([readings[0][name]] * len(ways), rel=1e-4)
 
 
@@ -147,8 +148,17 @@ def train_divided(folder, processes):
     short.train()
     whole = make_model()
     whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())  # which gets no gradient then
-    attention = {"objective": {"token_weight": 0.0}}
-    make_trainer(folder / "attention", lora=False, model=whole, max_steps=2, method=method | attention).train()
+    attention = {
+        "layers": "all",
+        "heads": "each",
+        "support": "content",
+        "queries": "solution_mass",
+        "query_threshold": 0.7,
+    }
+    make_trainer(
+        folder / "attention", lora=False, model=whole, max_steps=2, gradient_accumulation_steps=2 // processes,
+        method=method | {"objective": {"token_weight": 0.0, "attention": attention}},
+    ).train()  # fmt: skip
     if trainer.is_world_process_zero():
         weights = {name: weight for name, weight in short.model.named_parameters() if weight.requires_grad}
         torch.save((actual, weights), folder / "gradients.pt")
@@ -171,7 +181,7 @@ def test_two_processes_equal_one(tmp_path):
     for alone, divided in zip(*(torch.load(tmp_path / name / "gradients.pt") for name in ("1", "2")), strict=True):
         for name, value in alone.items():
             torch.testing.assert_close(divided[name.replace("module.", "")], value, atol=1e-6, rtol=1e-4)
-    for what, steps in (("gradient", 1), ("short", 3)):
+    for what, steps in (("gradient", 1), ("short", 3), ("attention", 2)):
         alone, divided = (
             [{key: value for key, value in row.items() if key != "epoch"} for row in rows(tmp_path / name / what)]
             for name in ("1", "2")
@@ -578,9 +588,11 @@ def test_liger_chooses_its_parts_itself_and_leaves_the_losses(monkeypatch):
     assert given[1] == given[0] | {"rms_norm": False}
 
 
-def test_gradient_checkpointing_changes_nothing(tmp_path):
-    plain, _ = first_gradient(tmp_path / "plain")
-    saved, _ = first_gradient(tmp_path / "saved", gradient_checkpointing=True)
+@pytest.mark.parametrize("layers", [1, [0], "all"], ids=str)
+def test_gradient_checkpointing_changes_nothing(tmp_path, layers):
+    method = {"objective": {"token": {"clip": "none"}, "attention": {"layers": layers}}}
+    plain, _ = first_gradient(tmp_path / "plain", method=method)
+    saved, _ = first_gradient(tmp_path / "saved", method=method, gradient_checkpointing=True)
     for name, gradient in plain.items():
         torch.testing.assert_close(saved[name], gradient, atol=1e-6, rtol=1e-4)
 

@@ -10,6 +10,7 @@ an H200 (`benchmarks/plan.py`; docs/planning.md compares all cases).
 
 from dataclasses import dataclass, replace
 
+from opasd.choices import layer_numbers
 from opasd.config import RunConfig
 from opasd.plan.shapes import Shape
 
@@ -154,18 +155,45 @@ def microbatch(config: RunConfig, lengths: Lengths, rollouts: int) -> int:
     return max(full, longest.student)
 
 
+def captured(config: RunConfig, shape: Shape) -> list[int]:
+    """Return the layers whose attention is compared; every layer counts as one of attention."""
+    attention = config.objective.attention
+    return layer_numbers(attention.layers, shape.layers) if config.objective.attention_weight > 0 else []
+
+
+def attention_pairs(lengths: Lengths) -> float:
+    """Return the pairs of a step and a key it sees, of one rollout."""
+    return lengths.response * (lengths.prompt + lengths.response / 2)
+
+
+def _more_attention(config: RunConfig, shape: Shape, lengths: Lengths, tokens: int) -> dict[str, float]:
+    """Return what more than one layer or one row a step needs: the teacher's queries and keys, and for each pair of a
+    step and a key a number from forward to backward. The losses' workspace has those of one layer."""
+    layers, heads = len(captured(config, shape)), shape.heads if config.objective.attention.heads == "each" else 1
+    if layers * heads <= 1:
+        return {}
+    rollouts = tokens / lengths.student
+    teacher = (layers - 1) * rollouts * lengths.teacher * (shape.queries + shape.keys)
+    rows = (layers * heads - 1) * rollouts * attention_pairs(lengths)
+    return {"more attention": 2 * (teacher + rows)}
+
+
 def update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int) -> dict[str, float]:
     """Return what one micro-batch needs in its forward and backward passes."""
     tokens = microbatch(config, lengths, rollouts)
     layer = kept_by_layer(shape) * tokens
     logits = 8 * tokens * shape.vocabulary  # a small vocabulary needs less than the losses' fixed workspace
-    attention = config.objective.attention_weight > 0
+    attention = captured(config, shape)
     wide = 2 if config.model.dtype == "float32" and not (config.train.bf16 or config.train.fp16) else 1
+    more = {name: wide * size for name, size in _more_attention(config, shape, lengths, tokens).items()}
     if not config.train.gradient_checkpointing:
-        return {"activations": wide * shape.layers * layer, "losses": min(wide * LOSS_WORKSPACE, logits)}
+        return {"activations": wide * shape.layers * layer, "losses": min(wide * LOSS_WORKSPACE, logits)} | more
     work = {"one layer's work": wide * layer * (LAYER_WORK_CAPTURED if attention else LAYER_WORK)}
     if attention:
         work["losses"] = min(wide * ATTENTION_WORKSPACE, logits)
+        # A captured layer is not recomputed. What the last one keeps is free again before other layers need memory.
+        kept = len(attention) - (shape.layers - 1 in attention)
+        work |= ({"captured layers": wide * kept * layer} if kept else {}) | more
     return {"layer inputs": wide * shape.layers * tokens * shape.hidden * 2} | work
 
 

@@ -7,7 +7,7 @@ makers'; the shares are assumed to be the same there.
 from dataclasses import dataclass
 
 from opasd.config import RunConfig
-from opasd.plan.memory import Lengths, bytes_per_weight, rows
+from opasd.plan.memory import Lengths, attention_pairs, bytes_per_weight, captured, rows
 from opasd.plan.shapes import Shape
 
 
@@ -81,4 +81,9 @@ def _update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gp
     pairs = 4 * shape.layers * shape.queries
     operations = 2 * shape.active * (2 * student + teacher) + 2 * trained * student
     operations += pairs * (3 * student**2 + teacher**2) / 2 + 6 * shape.table * lengths.response
+    # One layer's attention loss is part of the measured share; losses/fused/attention.py counts nine products for it,
+    # and four for its forward pass, which chooses steps by ρ.
+    layers = len(captured(config, shape))
+    products = 9 * max(layers - 1, 0) + 4 * layers * (config.objective.attention.queries == "solution_mass")
+    operations += products * 2 * shape.queries * attention_pairs(lengths)
     return rollouts * operations / (UPDATE_SHARE * gpu.operations)

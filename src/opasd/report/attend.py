@@ -118,7 +118,7 @@ def attend(
 def load(source: str, *, trust_remote_code: bool = False) -> Subject:
     """Load a run by its folder or a model by its folder or name."""
     path = Path(os.path.expanduser(source))
-    trust = {"trust_remote_code": trust_remote_code}
+    trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if (path / "config.yaml").is_file():
         run = RunFolder.open(path)
         config = run.config.model_copy(update={"model": run.config.model.model_copy(update=trust)})
