@@ -277,6 +277,8 @@ def test_metrics_are_what_the_paper_plots():
     assert metrics["loss"] == pytest.approx(metrics["token/loss"] + 0.5 * metrics["attention/divergence"], rel=1e-9)
     assert metrics["token/loss"] <= 0.05 + 1e-9
     assert 0 < metrics["attention/solution_mass"] < 1
+    pointwise = ObjectiveConfig(token=TokenLossConfig(clip="pointwise", clip_threshold=1e-6))
+    assert step(add_lora(make_model("qwen3")), make_rollouts(), pointwise).metrics["token/reversed"] > 0.5
     assert metrics["attention/visible_mass"] == pytest.approx(1 - metrics["attention/solution_mass"], rel=1e-9)
 
 

@@ -253,6 +253,47 @@ def test_what_is_not_among_the_top_is_floored_as_one_event(logit, kind, clip):
             torch.testing.assert_close(gradient, wanted, atol=1e-9, rtol=1e-7)
 
 
+def three_tokens(dtype=torch.float64):
+    """A teacher of (.6, .3, .1) and a student of (.5, .4, .1), in logits."""
+    student, teacher = (torch.tensor([row], dtype=dtype).log() for row in ([0.5, 0.4, 0.1], [0.6, 0.3, 0.1]))
+    head = OutputHead(torch.eye(3, dtype=dtype))
+    return student.requires_grad_(), head, teacher, head
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_pointwise_clipping_can_step_away_from_the_teacher(impl):
+    """g = p_S − p_T and g_clip = p_S m_U − p_T 1[U]; token 1 is clipped, and its teacher's probability is unlearned."""
+    case = three_tokens()
+    output = token_loss(*case, clip="pointwise", clip_threshold=0.05, impl=impl)
+    assert output.reversed_T.tolist() == [1.0]
+    (gradient,) = torch.autograd.grad(output.loss, case[0])
+    torch.testing.assert_close(gradient, torch.tensor([[0.2, -0.14, -0.06]], dtype=torch.float64))
+    after = case[0].detach() - 0.1 * gradient
+    assert token_loss(after, *case[1:]).loss > token_loss(*case).loss  # a step down the clipped loss: further away
+    for options in ({"clip": "pointwise", "clip_threshold": 9.0}, {"clip": "per_token"}, {"clip": "none"}):
+        assert token_loss(*case, impl=impl, **options).reversed_T.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reversed_tokens_are_those_whose_clipped_gradient_points_away(kind, top_k):
+    """Against autograd on all logits at once, for every token of a random case, without `top_k`."""
+    case = make_case(tokens=60, vocabulary=9, seed=5)
+    options = {"divergence": kind, "top_k": top_k, "clip_threshold": 0.01}
+    expected = token_loss(*case, clip="pointwise", impl="reference", **options).reversed_T
+    actual = token_loss(*case, clip="pointwise", chunk_tokens=7, **options).reversed_T
+    assert torch.equal(actual, expected)
+    assert 0 < actual.mean() < 1
+    if top_k is None:
+        square = OutputHead(torch.eye(9, dtype=torch.float64))
+        student, teacher = case[1].logits(case[0]).detach().requires_grad_(), case[3].logits(case[2])
+        whole, clipped = (
+            torch.autograd.grad(token_loss(student, square, teacher, square, clip=clip, **options).loss, student)[0]
+            for clip in ("none", "pointwise")
+        )
+        assert torch.equal(actual, ((whole * clipped).sum(-1) < 0).double())
+
+
 def gap_case(gap, dtype, hidden_size=2):
     """The teacher is sure of token 0, the student of token 1: both have two logits that differ by `gap`."""
     head = OutputHead(torch.eye(hidden_size, dtype=dtype))

@@ -109,6 +109,13 @@ def test_members_of_the_attention_family_that_do_not_exist(member: dict[str, Any
         to_config({"objective": {"attention": member}}, "a file")
 
 
+def test_point_wise_clipping_is_warned_of() -> None:
+    for clip, weight, count in (("pointwise", 1.0, 1), ("pointwise", 0.0, 0), ("per_token", 1.0, 0), ("none", 1.0, 0)):
+        config = to_config({"objective": {"token": {"clip": clip}, "token_weight": weight}}, "a file")
+        assert len(config.objective.warnings()) == count
+        assert all("token/reversed" in warning for warning in config.objective.warnings())
+
+
 def test_null_takes_a_validation_set_away_on_a_command_line_too() -> None:
     _, _, config = parse(TrainOptions, ["lab", "--validation-data.lab", "null"], prog="opasd train", about="")
     assert config.validation_data == {}

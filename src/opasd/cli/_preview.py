@@ -233,6 +233,7 @@ def _warnings(config: RunConfig, batch: dict[str, Any], model: dict[str, Any], d
         yield f"a step takes {batch['problems_per_step']} problems, but the data has at most {problems}"
     if config.validation.every and not config.validation_data:
         yield "no validation_data: the run will not be validated"
+    yield from config.objective.warnings()
     if config.model.attn_implementation == "flash_attention_2" and find_spec("flash_attn") is None:
         yield "model.attn_implementation: flash_attention_2, but flash-attn is not installed"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false"):

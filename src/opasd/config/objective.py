@@ -141,3 +141,11 @@ class ObjectiveConfig(Section):
         if self.token_weight == 0 and self.attention_weight == 0 and not any(self.terms.values()):
             raise ValueError("token_weight and attention_weight are both 0: nothing to learn; set one of them above 0")
         return self
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed and rarely wanted."""
+        clip = (
+            "objective.token.clip: pointwise is no divergence: it can turn a token's gradient away from the teacher "
+            "(docs/method.md; the metric token/reversed counts such tokens); per_token and none cannot"
+        )
+        return [clip] if self.token_weight > 0 and self.token.clip == "pointwise" else []

@@ -27,7 +27,8 @@ from opasd.losses.inputs import ScoreBatch
 from opasd.losses.token import entropies, token_loss
 from opasd.prompts.alignment import Alignment
 
-TOKEN_READINGS = ("loss", "divergence", "clipped", "student_entropy")
+TOKEN_READINGS = ("loss", "divergence", "clipped", "student_entropy", "reversed")
+"""The last one, with point-wise clipping alone."""
 ATTENTION_READINGS = (
     "divergence", "solution_mass", "visible_mass", "student_entropy", "teacher_entropy", "template_mass",
     "first_token_mass",
@@ -84,7 +85,8 @@ def objective_loss(
             student.hidden_TE, student.head, teacher.hidden_TE, teacher.head, weights_T=weights_T, **token
         )
         loss = loss + token_weight * output.loss
-        columns |= {f"token/{name}": values_T for name, values_T in zip(TOKEN_READINGS, output[1:], strict=True)}
+        names = TOKEN_READINGS if token.get("clip") == "pointwise" else TOKEN_READINGS[:-1]
+        columns |= {f"token/{name}": values_T for name, values_T in zip(names, output[1:], strict=False)}
     if attention_weight > 0 and any(lengths):
         # A rollout's permutation depends on the rollout alone, not on the batch it is in.
         seeds = [shuffle_seed + zlib.crc32(rollout_id.encode()) for rollout_id in ids]

@@ -54,6 +54,9 @@ class TokenLossOutput(NamedTuple):
     """The clipped share of what can be clipped: 0 or 1 per token, or the share of vocabulary entries."""
     student_entropy_T: Tensor
     """Entropy of the student's distribution at the loss's temperature, in nats."""
+    reversed_T: Tensor
+    """1 where point-wise clipping turns the gradient to the logits against the unclipped one: ⟨g_clip, g⟩ < 0. With
+    `top_k`, the logits are those of the events that are compared."""
 
 
 def token_loss(
@@ -98,20 +101,20 @@ def token_loss(
         gradients = TokenGradients.empty(student, gradient_dtype)
         needs_grad = any(gradient is not None for gradient in gradients)
         relative_T, unit = relative_weights(weights_T)
-        readings_T4 = torch.empty(num_tokens, 4, dtype=dtype, device=device)
+        readings_T5 = torch.empty(num_tokens, 5, dtype=dtype, device=device)
         with torch.no_grad():
             for start in range(0, num_tokens, chunk_tokens):
                 rows = slice(start, start + chunk_tokens)
                 chunk = student.rows(rows)
-                readings_T4[rows], grad_CV = compare(chunk, teacher.rows(rows), comparison, needs_grad)
+                readings_T5[rows], grad_CV = compare(chunk, teacher.rows(rows), comparison, needs_grad)
                 if grad_CV is not None:
-                    factor_C = comparison.factor(relative_T[rows], readings_T4[rows])
+                    factor_C = comparison.factor(relative_T[rows], readings_T5[rows])
                     gradients.add(rows, chunk, grad_CV, factor_C[:, None])
                 del grad_CV  # before the next chunk allocates its own
-            factor_T = comparison.factor(weights_T, readings_T4)
+            factor_T = comparison.factor(weights_T, readings_T5)
         inputs = (student_hidden_TE, student_head.weight_VE, student_head.bias_V)
-        loss = weighted_loss(weights_T, readings_T4[:, 0], inputs, gradients, (factor_T[:, None], unit, unit))
-        return TokenLossOutput(loss, *readings_T4.unbind(-1))
+        loss = weighted_loss(weights_T, readings_T5[:, 0], inputs, gradients, (factor_T[:, None], unit, unit))
+        return TokenLossOutput(loss, *readings_T5.unbind(-1))
 
 
 @torch.no_grad()
@@ -166,7 +169,23 @@ def _reference(
         loss_T = term_TV.clamp(max=comparison.clip_threshold).sum(-1)
         clipped_T = (term_TV > comparison.clip_threshold).to(divergence_T).mean(-1)
     loss = (weights_T * loss_T).sum()
-    return TokenLossOutput(loss, loss_T.detach(), divergence_T.detach(), clipped_T, entropy_T)
+    reversed_T = torch.zeros_like(entropy_T)
+    if comparison.clip == "pointwise":
+        reversed_T = _reversed(teacher_log_TV.detach(), student_log_TV.detach(), comparison).to(entropy_T)
+    return TokenLossOutput(loss, loss_T.detach(), divergence_T.detach(), clipped_T, entropy_T, reversed_T)
+
+
+def _reversed(teacher_log_TV: Tensor, student_log_TV: Tensor, comparison: TokenComparison) -> Tensor:
+    """Return where the clipped gradient to the logits points away from the unclipped one, both by autograd."""
+    with torch.inference_mode(False), torch.enable_grad():
+        logit_TV = student_log_TV.clone().requires_grad_()
+        log_TV = logit_TV.log_softmax(-1).clamp_min(LOG_FLOOR)
+        term_TV = comparison.formulas.terms_of_logs(
+            teacher_log_TV.clone().clamp_min(LOG_FLOOR), log_TV, comparison.jsd_beta
+        )
+        losses = term_TV.sum(), term_TV.clamp(max=comparison.clip_threshold).sum()
+        whole_TV, clipped_TV = (torch.autograd.grad(loss, logit_TV, retain_graph=True)[0] for loss in losses)
+    return (whole_TV * clipped_TV).sum(-1) < 0
 
 
 def _lump(log_TV: Tensor, top_TK: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ trackers are Trainer's. Every step's metrics go to `metrics.jsonl` in the output
 """
 
 import copy
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,6 +47,8 @@ from opasd.trainer.described import described_run
 from opasd.trainer.metrics import StepMetrics, validation_metrics
 from opasd.trainer.resuming import ResumableTrainer
 
+_log = logging.getLogger(__name__)
+
 
 class OPASDTrainer(ResumableTrainer):
     """Train `model` on problems with verified solutions; `OPASDConfig` holds the method's settings."""
@@ -78,6 +81,9 @@ class OPASDTrainer(ResumableTrainer):
             raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
         self.config = config or OPASDConfig()
         self.loss_terms = [*terms_of(self.config.objective.terms), *loss_terms]
+        if run_config is None:  # else a command has said them
+            for warning in self.config.objective.warnings():
+                _log.warning("%s", warning)
         given, args = args, copy.copy(args)  # the caller may use theirs again
         self.student, tokenizer = setup.prepare_model(model, processing_class, peft_config)
         self.lora_layers = lora.speed_up(self.student)

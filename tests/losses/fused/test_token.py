@@ -152,6 +152,20 @@ def test_vocabulary_entries_of_probability_zero(kind, top_k):
 
 
 @interpreter
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_whose_gradient_point_wise_clipping_reverses(kind, top_k):
+    case = make_case(tokens=24, hidden=16, vocabulary=16, seed=5)
+    options = {"divergence": kind, "top_k": top_k, "clip": "pointwise", "clip_threshold": 0.01}
+    expected = token_loss(*case, impl="reference", **options).reversed_T
+    with torch.no_grad():
+        without = token_loss(*convert(case, torch.float32), impl="fused", **options).reversed_T
+    actual = token_loss(*convert(case, torch.float32), impl="fused", **options).reversed_T
+    assert actual.tolist() == without.tolist() == expected.tolist()
+    assert 0 < actual.mean() < 1
+
+
+@interpreter
 @pytest.mark.parametrize("top_k", [None, 1])
 def test_a_student_that_is_sure_of_something_else_is_still_pulled(top_k):
     case = gap_case(100.0, torch.float32, 16)

@@ -47,7 +47,7 @@ def default_chunk_tokens(hidden_TE: Tensor, vocabulary: int, top_k: int | None) 
 def compare_chunk(
     student: TokenRole, teacher: TokenRole, comparison: TokenComparison, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return readings [C, 4], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
+    """Return readings [C, 5], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
     temperature = comparison.temperature
     with torch.cuda.device_of(student.hidden_TE):
         student_CV = student.hidden_TE @ student.head.weight_VE.T
@@ -62,18 +62,18 @@ def compare_chunk(
         buffers = (student_CV, difference_CV, student.head.bias_V, teacher.head.bias_V, vocabulary)
         numbers = (*head_numbers(student.head, temperature), *head_numbers(teacher.head, temperature))
         if comparison.top_k is not None:
-            readings_C4 = _compare_top(
+            readings_C5 = _compare_top(
                 student.head, teacher.head, comparison, comparison.top_k, needs_grad,
                 (num_tokens,), buffers, numbers, options,
             )  # fmt: skip
         else:
-            readings_C4 = torch.empty(num_tokens, 4, dtype=torch.float32, device=student_CV.device)
+            readings_C5 = torch.empty(num_tokens, 5, dtype=torch.float32, device=student_CV.device)
             options |= {"KIND": comparison.formulas.kernel_code, "CLIP": CLIPS[comparison.clip], "GRADIENT": needs_grad}
             compare_rows[(num_tokens,)](
-                *buffers, readings_C4, *numbers, student.head.scale / temperature,
+                *buffers, readings_C5, *numbers, student.head.scale / temperature,
                 comparison.jsd_beta, comparison.clip_threshold, **options,
             )  # fmt: skip
-    return readings_C4, student_CV if needs_grad else None
+    return readings_C5, student_CV if needs_grad else None
 
 
 def head_numbers(head: OutputHead, temperature: float) -> tuple[float, float]:
@@ -105,10 +105,10 @@ def _compare_top(
     student_rest_C, teacher_rest_C, entropy_C = rest_3C
     student_log_CK = _lump(student_CK / comparison.temperature, student_rest_C)
     teacher_log_CK = _lump(teacher_CK / comparison.temperature, teacher_rest_C)
-    *values_C, slope_CK = comparison.clip_terms(
-        *comparison.formulas.log_terms(teacher_log_CK, student_log_CK, comparison.jsd_beta)
-    )
     probability_CK = student_log_CK.exp()
+    *values_C, reversed_C, slope_CK = comparison.clip_terms(
+        *comparison.formulas.log_terms(teacher_log_CK, student_log_CK, comparison.jsd_beta), probability_CK
+    )
     entropy_C = entropy_C * probability_CK[:, -1] - torch.linalg.vecdot(probability_CK, student_log_CK)
     if needs_grad:
         slope_CK -= probability_CK * slope_CK.sum(-1, keepdim=True)
@@ -119,7 +119,7 @@ def _compare_top(
         if student.softcap is not None:
             grad_CK = grad_CK * (1 - (student_CK / student.softcap).square())
         student_CV.scatter_(-1, top_CK, grad_CK.to(student_CV.dtype))
-    return torch.stack([*values_C, entropy_C], -1)
+    return torch.stack([*values_C, entropy_C, reversed_C], -1)
 
 
 def _lump(top_CK: Tensor, rest_C: Tensor) -> Tensor:

@@ -38,9 +38,10 @@ def compare_rows(
     # Σ_v u_v is −1 for the forward KL, unless an entry is clipped or its logarithm is at the floor.
     THREE: tl.constexpr = KIND != FORWARD_KL or CLIP == POINTWISE
     total = -1.0
-    if GRADIENT:  # noqa: SIM102 (the first is decided when the kernel is compiled, the second for each row)
+    whole_total = -1.0
+    if GRADIENT or CLIP == POINTWISE:  # noqa: SIM102 (decided when the kernel is compiled; the second for each row)
         if THREE or (lowest - student_lse <= FLOOR):
-            total = _slope_sum(
+            total, whole_total = _slope_sums(
                 STUDENT, DIFFERENCE, vocabulary, student, teacher, student_lse, teacher_lse, beta, threshold,
                 KIND, CLIP, CAPS, LANES,
             )  # fmt: skip
@@ -49,6 +50,7 @@ def compare_rows(
     loss_L = tl.zeros((LANES,), tl.float32)
     clipped_L = tl.zeros((LANES,), tl.float32)
     entropy_L = tl.zeros((LANES,), tl.float32)
+    inner_L = tl.zeros((LANES,), tl.float32)
     for step in range(tiles):
         index_LW = _index(step if THREE else tiles - 1 - step, LANES)
         student_LW, teacher_LW = _logits(STUDENT, DIFFERENCE, index_LW, vocabulary, student, teacher, CAPS)
@@ -60,7 +62,9 @@ def compare_rows(
             over_LW = term_LW > threshold
             loss_L += tl.sum(tl.where(over_LW, threshold, term_LW), 1)
             clipped_L += tl.sum(over_LW.to(tl.float32), 1)
+            whole_LW = slope_LW - probability_LW * whole_total
             slope_LW = tl.where(over_LW, 0.0, slope_LW)
+            inner_L += tl.sum(whole_LW * (slope_LW - probability_LW * total), 1)
         if GRADIENT:
             grad_LW = (slope_LW - probability_LW * total) * slope
             _store_gradient(STUDENT, grad_LW, student_LW, index_LW, vocabulary, student_gain, CAPS & 1)
@@ -68,34 +72,39 @@ def compare_rows(
     divergence = tl.sum(divergence_L, 0)
     loss = divergence
     clipped = 0.0
+    turned = 0.0
     if CLIP == PER_TOKEN:
         loss = tl.where(divergence > threshold, threshold, divergence)
         clipped = tl.where(divergence > threshold, 1.0, 0.0)
     if CLIP == POINTWISE:
         loss = tl.sum(loss_L, 0)
         clipped = tl.sum(clipped_L, 0) / vocabulary
-    tl.store(READINGS + row * 4, loss)
-    tl.store(READINGS + row * 4 + 1, divergence)
-    tl.store(READINGS + row * 4 + 2, clipped)
-    tl.store(READINGS + row * 4 + 3, tl.sum(entropy_L, 0) * NATS)
+        turned = tl.where((tl.sum(inner_L, 0) < 0) & (clipped > 0), 1.0, 0.0)
+    tl.store(READINGS + row * 5, loss)
+    tl.store(READINGS + row * 5 + 1, divergence)
+    tl.store(READINGS + row * 5 + 2, clipped)
+    tl.store(READINGS + row * 5 + 3, tl.sum(entropy_L, 0) * NATS)
+    tl.store(READINGS + row * 5 + 4, turned)
 
 
 @triton.jit
-def _slope_sum(
+def _slope_sums(
     STUDENT, DIFFERENCE, vocabulary, student, teacher, student_lse, teacher_lse, beta, threshold,
     KIND: tl.constexpr, CLIP: tl.constexpr, CAPS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Σ_v u_v of a row, from its end to its begin: the cache still holds the end."""
+    """Σ_v u_v of a row, clipped and not, from its end to its begin: the cache still holds the end."""
     total_L = tl.zeros((LANES,), tl.float32)
+    whole_L = tl.zeros((LANES,), tl.float32)
     tiles = tl.cdiv(vocabulary, LANES * WIDTH)
     for step in range(tiles):
         index_LW = _index(tiles - 1 - step, LANES)
         student_LW, teacher_LW = _logits(STUDENT, DIFFERENCE, index_LW, vocabulary, student, teacher, CAPS)
         term_LW, slope_LW, _ = log_terms(student_LW - student_lse, teacher_LW - teacher_lse, beta, KIND)
+        whole_L += tl.sum(slope_LW, 1)
         if CLIP == POINTWISE:
             slope_LW = tl.where(term_LW > threshold, 0.0, slope_LW)
         total_L += tl.sum(slope_LW, 1)
-    return tl.sum(total_L, 0)
+    return tl.sum(total_L, 0), tl.sum(whole_L, 0)
 
 
 @triton.jit
