@@ -7,9 +7,10 @@ from typing import Any
 import sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from math_verify.grader import is_relation
 
 from opasd.grading.equality import equal
+from opasd.grading.relations import parts, same_relation, solution_set
+from opasd.grading.symbols import plain_symbols
 
 FLOAT_DIGITS = 12
 """Digits in which a decimal must agree with an expression: an approximation is no answer."""
@@ -20,14 +21,16 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|
 
 def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
-    first, second = _parse(gold), _parse(answer)
+    first, second = map(_parse, plain_symbols((gold, answer)))
     if first is None or second is None or _points_and_interval(first, second):
         return False
+    if parts(first) and parts(second):
+        return same_relation(first, second)
     if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
         return _close(first, second) is not False
     if tolerance and _close(first, second, tolerance):
         return True
-    return _same_complex(first, second) or _same_inequality(first, second)
+    return _same_complex(first, second) or _same_when_done(first, second)
 
 
 def _parse(text: str) -> Any:
@@ -57,36 +60,16 @@ def _with_real_roots(parsed: Any) -> Any:
 
 def _as_set(parsed: Any, text: str) -> Any:
     """Turn several inequalities into the set that satisfies all of them, or with `or` any of them."""
-    if not isinstance(parsed, sympy.FiniteSet) or not all(map(is_relation, parsed.args)):
+    if not isinstance(parsed, sympy.FiniteSet) or not all(map(parts, parsed.args)):
         return parsed
     sets = [relation.as_set() for relation in parsed.args]  # pyright: ignore[reportAttributeAccessIssue]
     return sympy.Union(*sets) if re.search(r"\bor\b|或", text) else sympy.Intersection(*sets)
 
 
-def _solutions(side: Any) -> Any:
-    """Return a set itself, or the set that satisfies an inequality; None if that is unknown."""
-    if isinstance(side, sympy.Set):
-        return side
-    if not is_relation(side) or side.has(sympy.Eq):
-        return None
-    try:
-        return side.as_set()
-    except Exception:  # more than one variable, or too hard to solve
-        return None
-
-
 def _points_and_interval(first: Any, second: Any) -> bool:
     """Return whether one side is a list and the other an interval, which the algebra takes for its two ends."""
     listed = [isinstance(side, sympy.FiniteSet | sympy.Tuple) for side in (first, second)]
-    return listed[0] != listed[1] and isinstance(_solutions(second if listed[0] else first), sympy.Interval)
-
-
-def _same_inequality(first: Any, second: Any) -> bool:
-    """Return whether two inequalities in the same variable have the same solutions."""
-    if not all(map(is_relation, (first, second))) or first.free_symbols != second.free_symbols:
-        return False
-    solutions = _solutions(first)
-    return solutions is not None and bool(solutions == _solutions(second))
+    return listed[0] != listed[1] and isinstance(solution_set(second if listed[0] else first), sympy.Interval)
 
 
 def _close(first: Any, second: Any, tolerance: float | str = _RELATIVE) -> bool | None:
@@ -106,6 +89,13 @@ def _same_complex(first: Any, second: Any) -> bool:
         return False
     first, second = (side.subs(dict.fromkeys(units, sympy.I)) for side in (first, second))
     return _close(first, second) is True or bool(sympy.simplify(sympy.expand(first - second)) == 0)
+
+
+def _same_when_done(first: Any, second: Any) -> bool:
+    """Return whether the sides are equal when their sums and products are carried out."""
+    if not all(isinstance(side, sympy.Expr) and side.has(sympy.Sum, sympy.Product) for side in (first, second)):
+        return False
+    return bool(sympy.simplify((first - second).doit()) == 0)
 
 
 def compare(gold: str, answer: str, tolerance: float = 0.0) -> bool | None:

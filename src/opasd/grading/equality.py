@@ -10,15 +10,24 @@ system share every rule except the algebra.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from string import ascii_letters
 from typing import NamedTuple
 
-from opasd.grading.quantities import number, quantity
+from opasd.grading.names import chain, name_of, same_variables, without_shared_name
+from opasd.grading.quantities import UNITS, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
-from opasd.grading.words import choice, differ_in_first_word, has_article, in_words, starts_with_words, without_leads
+from opasd.grading.words import (
+    around_words,
+    choice,
+    differ_in_first_word,
+    has_article,
+    in_words,
+    starts_with_words,
+    without_leads,
+)
 
 Decide = Callable[[str, str], bool | None]
 
@@ -38,30 +47,30 @@ LONGEST = 1000
 MOST_ITEMS = 100
 """A longer answer, or one of more items, is compared as text alone."""
 
-# Names of values: `x = 5`, `x \in (1, 2)`, `(x, y) = (1, 2)`, `x | x > 2`.
-_NAMED = re.compile(
-    r"([a-zA-Z]\w?|\\[a-zA-Z]+|[a-zA-Z]\s*\([a-zA-Z]\))((?:_(?:\w+|\{\w+\}))?)\s*=(?!=)\s*(.+)", re.DOTALL
-)
+# Names of values: `x \in (1, 2)`, `(x, y) = (1, 2)`, `x | x > 2`; see also `names`.
 _MEMBER = re.compile(r"[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*(.+)", re.DOTALL)
 _NAMED_WHOLE = re.compile(
     r"(?:\([^()=]*\)|\\vec\s*\{?\w\}?|[a-zA-Z]\w?)\s*=\s*(?=[(\[]|\\\{|\\langle|\\begin)(.+)", re.DOTALL
 )
 _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\mid|\\vert)\s*(.+)", re.DOTALL)
-_LAST_EQUAL = re.compile(r"(?<![<>!\\])=")
 # Lists, vectors and intervals.
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|mathbb|setminus)(?![a-zA-Z])")
 _INFINITY = re.compile(r"\\infty|infinity")
 _COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
 _PLUS_FIRST = str.maketrans({"±": "+", "∓": "-"})
 _MINUS_FIRST = str.maketrans({"±": "-", "∓": "+"})
 # Numbers.
 _PERCENT = re.compile(r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent)", re.DOTALL | re.IGNORECASE)
-_BASE = re.compile(r"(\w+|\(\d\w*\)|\{\d\w*\})_(\d+|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
+_BASE = re.compile(r"(\w+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
     "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"
 }  # fmt: skip
 _STERLING = re.compile(r"£|\\pounds(?![a-zA-Z])")
 _POUNDS = re.compile(r"(?<![a-zA-Z\\])pounds?(?![a-zA-Z])", re.IGNORECASE)
+_HALVES_OF_DAY = {UNITS["am"], UNITS["pm"]}
+RADIAN = UNITS["radian"]
+_PI = re.compile(r"\\pi(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTERS = set(ascii_letters)
 
@@ -93,6 +102,7 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     if differ_in_first_word(gold, answer):
         return False
     gold, answer = without_leads(gold, answer)
+    answer = same_variables(gold, answer)
     try:
         return _same(_items(gold), _items(answer), Rules(decide, Fraction(tolerance).limit_denominator(10**9)))
     except RecursionError:
@@ -113,6 +123,8 @@ def _items(text: str) -> Items:
         values = split(inner, thousands=brackets == "{}")
         if brackets == "" or (brackets == "()" and len(values) == 1):
             return _items(inner)
+    if brackets == "()" and len(values) > 1 and len(_PLUS_MINUS.findall(text)) == 1:
+        return Items(text, "", tuple(_both_signs(text)), is_interval=False)  # two points
     if brackets in ("", "{}"):
         values = [signed for value in values for signed in _both_signs(value)]
     endless = len(values) == 2 and any(map(_INFINITY.search, values))
@@ -121,9 +133,9 @@ def _items(text: str) -> Items:
 
 
 def _both_signs(value: str) -> list[str]:
-    if "\\pm" not in value and "±" not in value:
+    if not _PLUS_MINUS.search(value):
         return [value]
-    value = value.replace("\\pm", "±").replace("\\mp", "∓")
+    value = _PLUS_MINUS.sub(lambda sign: "±" if sign[0] in ("\\pm", "±") else "∓", value)
     return [value.translate(_PLUS_FIRST).removeprefix("+").strip(), value.translate(_MINUS_FIRST).strip()]
 
 
@@ -157,12 +169,34 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     if in_order:
         return _all(_same(a, b, rules) for a, b in zip(golds, answers, strict=True))
     matches = [[_same(a, b, rules) for b in answers] for a in golds]
-    rows = (*matches, *zip(*matches, strict=True))
-    return _all(True in row or (None if None in row else False) for row in rows)
+    if sets:
+        rows = (*matches, *zip(*matches, strict=True))
+        return _all(True in row or (None if None in row else False) for row in rows)
+    if _pairs_off([[match is True for match in row] for row in matches]):
+        return True
+    return None if _pairs_off([[match is not False for match in row] for row in matches]) else False
+
+
+def _pairs_off(matches: Sequence[Sequence[bool]]) -> bool:
+    """Return whether every row can have a column of its own that it matches."""
+    row_of: dict[int, int] = {}
+
+    def place(row: int, tried: set[int]) -> bool:
+        for column, match in enumerate(matches[row]):
+            if match and column not in tried:
+                tried.add(column)
+                if column not in row_of or place(row_of[column], tried):
+                    row_of[column] = row
+                    return True
+        return False
+
+    return all(place(row, set()) for row in range(len(matches)))
 
 
 def _in_order(gold: str, answer: str, count: int) -> bool | None:
     """Return whether items in these brackets must be in order; None if no order could make them equal."""
+    if {gold, answer} == {"", "[]"} and count == 2:
+        return None  # a closed interval is no list
     if gold == answer:
         return gold not in ("", "{}")
     if "" in (gold, answer):
@@ -172,16 +206,24 @@ def _in_order(gold: str, answer: str, count: int) -> bool | None:
 
 def _without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[str]]:
     """Remove `x =` in front of the values, if all of one side have it and none of the other."""
-    sides = [[(value, _NAMED.fullmatch(value)) for value in values] for values in (gold, answer)]
+    sides = [[(value, name_of(value)) for value in values] for values in (gold, answer)]
     every, some = ([test(name for _, name in side) for side in sides] for test in (all, any))
     removable = every[0] != every[1] and not all(some)
-    return [[name[3] if name and removable else value for value, name in side] for side in sides]
+    return [[chain(value)[-1] if name and removable else value for value, name in side] for side in sides]
 
 
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
-    gold, answer = _without_shared_name(gold, answer)
+    gold, answer = without_shared_name(gold, same_variables(gold, answer))
     if bare(gold) == bare(answer):
         return bare(gold) != ""
+    if any(around_words(quantity(text).value)[0] for text in (gold, answer)):
+        (words, golds), (answer_words, answers) = around_words(gold), around_words(answer)
+        if words != answer_words:
+            return False
+        return _all(_same(_items(a), _items(b), rules) for a, b in zip(golds, answers, strict=True))
+    (gold, modulus), (answer, answer_modulus) = residue(gold), residue(answer)
+    if modulus or answer_modulus:
+        return _same_residue(gold, answer, modulus, answer_modulus, rules)
     bases = _in_base(gold), _in_base(answer)
     if any(bases):
         return bases[0] == bases[1]
@@ -190,6 +232,14 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     if any(map(_STERLING.search, (gold, answer))):
         gold, answer = (_POUNDS.sub("£", text) for text in (gold, answer))  # pounds are a weight otherwise
     (gold, gold_unit), (answer, answer_unit) = quantity(gold), quantity(answer)
+    if {gold_unit, answer_unit} & _HALVES_OF_DAY and None in (gold_unit, answer_unit) and ":" not in gold:
+        return False
+    if (gold_unit is None) != (answer_unit is None) and _PI.search(gold if gold_unit is None else answer):
+        degrees = UNITS["degree"]
+        gold_unit, answer_unit = (
+            RADIAN if unit is None and other == degrees else unit
+            for unit, other in ((gold_unit, answer_unit), (answer_unit, gold_unit))
+        )
     if gold_unit and answer_unit and {gold_unit.dimension, answer_unit.dimension} == {"angle", "radian"}:
         gold, answer = (
             value if unit.dimension == "radian" else rf"\frac{{\pi}}{{180}}({value})"
@@ -211,13 +261,16 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     return rules.decide(gold, answer)
 
 
-def _without_shared_name(gold: str, answer: str) -> tuple[str, str]:
-    """Keep what is after the last `=`, if both sides have the same name in front or one side has none."""
-    gold_name, answer_name = _NAMED.fullmatch(gold), _NAMED.fullmatch(answer)
-    same = gold_name and answer_name and bare(gold_name[1] + gold_name[2]) == bare(answer_name[1] + answer_name[2])
-    if same or (gold_name and "=" not in answer) or (answer_name and "=" not in gold):
-        gold, answer = (_LAST_EQUAL.split(text)[-1].strip() for text in (gold, answer))
-    return gold, answer
+def _same_residue(gold: str, answer: str, modulus: str, answer_modulus: str, rules: Rules) -> bool | None:
+    """Two residues are equal in the same modulus; one that leaves the modulus out must be the same number."""
+    if modulus and answer_modulus:
+        values = [number(bare(text)) for text in (gold, answer, modulus)]
+        if bare(modulus) != bare(answer_modulus):
+            return False
+        if all(value is not None and value.denominator == 1 for value in values):
+            first, second, size = (int(value) for value in values if value is not None)
+            return size > 0 and (first - second) % size == 0
+    return _same_value(gold, answer, rules)
 
 
 def _in_base(text: str) -> tuple[int | str, str] | None:

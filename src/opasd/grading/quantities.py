@@ -46,6 +46,19 @@ def number(text: str) -> Fraction | None:
     return -value if sign == "-" else value
 
 
+_RESIDUE = re.compile(
+    r"(?:[a-zA-Z]\s*\\equiv\s*)?(.*?\S)\s*(?:\\[pb]?mod|\(\s*(?:\\text\s*\{\s*mod\s*\}|mod|\\[pb]?mod)(?=[^)]*\)$))"
+    r"\s*(?:\{([^{}]+)\}|([\w^]+))\s*\)?",
+    re.DOTALL,
+)
+
+
+def residue(text: str) -> tuple[str, str]:
+    r"""Return the number and the modulus of `27 \pmod{100}`, or the text and nothing."""
+    match = _RESIDUE.fullmatch(text) if "mod" in text else None
+    return (match[1], match[2] or match[3]) if match else (text, "")
+
+
 class Unit(NamedTuple):
     """A unit: its dimension, and how many of the dimension's own unit it is.
 
@@ -146,10 +159,10 @@ def quantity(text: str) -> Quantity:
     if (match := _CJK_UNIT.fullmatch(text)) and not set(match[2]) & set(_CJK_NUMERALS):
         return Quantity(match[1], _unit(match[2], None)[0])
     if match := _MARKED.fullmatch(text):
-        if _is_mathematics(match[2]):
+        if is_mathematics(match[2]):
             return Quantity(f"{match[1]} {match[2]}{text[match.end(2) + 1 :]}", None)
         return _multiplied(text, match[1].strip(), *_unit(match[2], match[3] or match[4]))
-    if (match := _BARE.fullmatch(text)) and not _is_mathematics(match[3]):
+    if (match := _BARE.fullmatch(text)) and not is_mathematics(match[3]):
         value, power = match[1].replace(" \\", "\\"), match[4] or match[5]
         unit, multiplier = _unit(match[3], power)
         in_words = match[2] and not power and number(value) is not None and all(map(_is_word, _names(match[3])))
@@ -182,7 +195,7 @@ def _names(words: str) -> list[str]:
     return [name for name in re.split(r"[\s~/]+", words.replace(".", "").strip(" ,;:!")) if name]
 
 
-def _is_mathematics(words: str) -> bool:
+def is_mathematics(words: str) -> bool:
     """Return whether words are no unit but a variable or part of the number."""
     names = [name.lower() for name in _names(words)]
     variable = len(words.strip()) == 1 and words.islower() and words.strip() not in UNITS

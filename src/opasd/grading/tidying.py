@@ -24,11 +24,30 @@ _EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
 _CHOOSE = re.compile(r"(?<!\\)\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}|^\s*(\w+)\s*\\choose\s+(\w+)\s*$")
 _ROW_GAP = re.compile(r"\\\\\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
 _TOKEN = (
-    r"(\d|\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
+    r"([\da-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
     r"|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega)(?![a-zA-Z]))"
 )
-_FRACTION = re.compile(rf"\\[dtc]?frac\s*(?:{_TOKEN}\s*(?:{_TOKEN}|(?=\{{))|(?=\{{))")
-_FRACTION_OVER_TOKEN = re.compile(rf"(\\frac\s*\{{[^{{}}]*\}})\s*{_TOKEN}")
+_FRACTION = re.compile(rf"\\[dtc]?frac(?![a-zA-Z])\s*(?:{_TOKEN}\s*(?:{_TOKEN}|(?=\{{))|(?=\{{))")
+_TWO_LEVELS = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
+_FRACTION_OVER_TOKEN = re.compile(rf"(\\frac\s*\{{{_TWO_LEVELS}\}})\s*{_TOKEN}")
+# Code: np.arcsin(1/2), 2**10, 1./3.
+_LIBRARY = re.compile(r"(?<![\w\\])(?:np|numpy|math|sympy|sp)\.([a-z]+)(?![a-zA-Z])")
+_LIBRARY_NAMES = {"log": "\\ln", "asin": "\\arcsin", "acos": "\\arccos", "atan": "\\arctan", "e": "e", "inf": "\\infty"}
+_STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(-?\d+(?:\.\d+)?|-?[a-zA-Z](?!\w)|\([^()]*\))", re.ASCII)
+_ROOT_OF = re.compile(r"\\?(?<![a-zA-Z])sqrt\s*\(([^()]*)\)")
+_POINT = re.compile(r"(?<=\d)\.(?=\s*[/*+)-])")
+# Words that are signs, or that say nothing.
+_ORDINAL = re.compile(
+    r"(?<=\d)(?:\s*\^\s*(?:\{\s*(?:\\text\s*\{\s*(?:st|nd|rd|th)\s*\}|st|nd|rd|th)\s*\}|\\text\s*\{\s*(?:st|nd|rd|th)\s*\})"
+    r"|\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![a-zA-Z]))"
+)
+_TIMES = re.compile(r"(?<=[\d)}])\s*(?:\\text\s*\{\s*(?:times|multiplied by)\s*\}|times(?![a-zA-Z]))\s*(?=[\d(\\])")
+_OUT_OF = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*out of\s*\}|out of)\s*(\d+)$", re.ASCII)
+_ROUGHLY = re.compile(
+    r"^\\text\s*\{\s*\(\s*(?:about|approximately|approx\.?|roughly|around)\s*\}(.*)\\text\s*\{\s*\)\s*\}$"
+    r"|^(.*\S)\s*(?:\\text\s*\{\s*\(?(?:approximately|approx\.?|roughly)\)?\s*\}|\((?:approximately|approx\.?|roughly)\))$",
+    re.DOTALL,
+)
 _ABOUT = re.compile(r"^\s*([a-zA-Z]?)\s*\\approx(?![a-zA-Z])")
 # Spaces, fonts and sizes.
 _DIGIT_GAP = re.compile(r"(?<=\d),\\!\s*(?=\d{3})|(?<=\d)\{,\}(?=\d{3})|(?<=\d)\\[,;:!](?=\d{3}(?!\d))")
@@ -58,11 +77,12 @@ DEEPEST = 50
 
 def tidy(text: str) -> str:
     """Return the answer without what only changes how it looks, and with one space where there was any."""
-    text = _EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS))
+    text = _as_latex(_EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS)))
     text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
+    text = _without_words(text)
     text = _FRACTION.sub(_braced_fraction, text)
     text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
     text = text.strip()
@@ -72,6 +92,23 @@ def tidy(text: str) -> str:
     if (marked := TEXT.fullmatch(text)) and any(character.isdigit() for character in marked[1]):
         text = marked[1].strip()
     return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
+
+
+def _as_latex(text: str) -> str:
+    """Return an answer in the words of a programming language, np.arcsin(1/2) or 2**10, as LaTeX."""
+    if "." in text:
+        text = _LIBRARY.sub(lambda call: _LIBRARY_NAMES.get(call[1], f"\\{call[1]}") + " ", text)
+        text = _POINT.sub("", text)
+    if "**" in text:
+        text = _STARS.sub(lambda power: f"^{{{power[1].removeprefix('(').removesuffix(')')}}}", text)
+    return _ROOT_OF.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text
+
+
+def _without_words(text: str) -> str:
+    """Return the text with words that are signs as signs, and without those that say nothing."""
+    text = _TIMES.sub(r" \\times ", _ORDINAL.sub("", text))
+    text = _OUT_OF.sub(r"\\frac{\1}{\2}", text.strip())
+    return (roughly[1] or roughly[2]).strip() if (roughly := _ROUGHLY.match(text)) else text
 
 
 def _braced_fraction(fraction: re.Match[str]) -> str:
@@ -107,6 +144,17 @@ def inside(text: str) -> tuple[str, str] | None:
         return None
     pair = "".join(_PLAIN_BRACKET.get(mark[0], mark[0]) for mark in (first, last))
     return "" if (first[0], last[0]) == ("{", "}") else pair, text[first.end() : last.start()].strip()
+
+
+def marks_at_top(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern that are outside all brackets."""
+    ends = [(mark.end(), depth) for mark, depth in _marks(text)]
+    depth, place = 0, 0
+    for match in pattern.finditer(text):
+        while place < len(ends) and ends[place][0] <= match.start():
+            depth, place = ends[place][1], place + 1
+        if depth == 0:
+            yield match
 
 
 def is_balanced(text: str) -> bool:

@@ -7,8 +7,8 @@ without_leads(r"\text{The area is }12", "12")   ("12", "12")
 
 import re
 
-from opasd.grading.quantities import FUNCTIONS
-from opasd.grading.tidying import TEXT
+from opasd.grading.quantities import FUNCTIONS, is_mathematics
+from opasd.grading.tidying import TEXT, is_balanced
 
 # A letter that is nothing else than a choice, and a letter at the beginning of a choice.
 _CHOICE = re.compile(
@@ -42,6 +42,12 @@ _HARMLESS = re.compile(
     r"|january|february|march|april|may|june|july|august|september|october|november|december)\b[\s,]*)+)\s*",
     re.IGNORECASE | re.DOTALL,
 )
+_SENTENCE = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*(?=[a-zA-Z])(?!\\text)")
+_SENTENCE_VERB = re.compile(
+    r"(?!.*(?:\b(?:not|than|whose|which)\b|n't)).*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_INNER_WORDS = re.compile(r"\\text\s*\{([^{}]*[a-zA-Z]{2}[^{}]*)\}(?!\s*[(_^{])")
 _LEADING_WORD = re.compile(r"^\\text\s*\{\s*([^\W\d_]{2,})\s*\}\s*(?=\d)")
 _LEADING_OPTION = re.compile(
     r"^\\text\s*\{\s*(?:\([A-J]\)|[A-J][.:)])\s*\}\s*(?=[\d(\[\\+-])(?!\\text)|^\([A-J]\)\s*(?=\d|\\\$|\\frac|\\sqrt)"
@@ -106,9 +112,31 @@ def differ_in_first_word(gold: str, answer: str) -> bool:
     return len(set(words)) > 1
 
 
+def _without_sentence(text: str) -> str:
+    """Remove `The answer is` in front of an expression that begins with a letter."""
+    lead = _SENTENCE.match(text)
+    return text[lead.end() :] if lead and _SENTENCE_VERB.fullmatch(lead[1]) else text
+
+
+def around_words(text: str) -> tuple[list[str], list[str]]:
+    """Return the words inside an expression, and what is before, between and after them.
+
+    a=2 when b=3: ["when"], ["a=2", "b=3"]. Words at an end are not inside.
+    """
+    words, parts, start = [], [], 0
+    for match in _INNER_WORDS.finditer(text):
+        before, after = text[start : match.start()].strip(), text[match.end() :].strip()
+        if before and after and is_balanced(text[: match.start()]) and not is_mathematics(match[1]):
+            words.append(" ".join(match[1].casefold().split()))
+            parts.append(before)
+            start = match.end()
+    return words, [*parts, text[start:].strip()]
+
+
 def without_leads(gold: str, answer: str) -> tuple[str, str]:
     """Remove what is in front and changes nothing: an option's letter, `The answer is`, the same words in both."""
     gold, answer = (_CJK_LEAD.sub("", _LEADING_OPTION.sub("", t, count=1), count=1) for t in (gold, answer))
+    gold, answer = (_without_sentence(text) for text in (gold, answer))
     leads = _LEADING_TEXT.match(gold), _LEADING_TEXT.match(answer)
     same = len({lead[1].casefold().strip() if lead else "" for lead in leads}) == 1
     gold, answer = (

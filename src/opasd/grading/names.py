@@ -1,0 +1,66 @@
+r"""Names in front of values, and variables that only a name binds.
+
+without_shared_name("x = 2 + 3 = 5", "5")     ("5", "5"); the same or a missing name does not matter
+same_variables("f(x) = x^2", "f(t) = t^2")    the answer with the known answer's variables
+"""
+
+import re
+
+from opasd.grading.tidying import TEXT, bare, marks_at_top
+
+_INDEX = r"_(?:\w|\\[a-zA-Z]+|\\?(?:text)?\s*\{(?:[^{}]|\\text\s*\{[^{}]*\})*\})"
+_COMMAND = r"\\(?!frac|sqrt|text|sum|prod|int|log|ln|sin|cos|tan)[a-zA-Z]+(?:\s*\{[a-zA-Z]\})?"
+_LETTERS = rf"(?:[a-zA-Z]\w?|{_COMMAND}|[A-Z]{{2,5}}|\\angle\s*[A-Z]{{1,3}})"
+_SYMBOL = rf"{_LETTERS}\s*'*(?:{_INDEX})?'*"
+_NAME = re.compile(
+    rf"{_SYMBOL}(?:\s*\(\s*[a-zA-Z](?:_\w)?(?:\s*,\s*[a-zA-Z])*\s*\))?"
+    rf"|\\frac\s*\{{\s*d\s*{_SYMBOL}\s*\}}\s*\{{\s*d\s*{_SYMBOL}\s*\}}"
+    r"|[PE]\s*[(\[][A-Z](?:\s*\|\s*[A-Z])?[)\]]|\|\s*[A-Z]{1,3}\s*\|"
+)
+_FUNCTION = re.compile(rf"({_SYMBOL})\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL)
+_EQUAL_SIGN = re.compile(r"(?<![<>!\\:=])=(?!=)")
+_TOKEN = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
+_OTHER_RELATION = re.compile(r"[<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv|in)(?![a-zA-Z])")
+
+
+def chain(text: str) -> list[str]:
+    """Return the links of `a = b = c`; the text alone if it is no such chain."""
+    links, start = [], 0
+    for sign in marks_at_top(text, _EQUAL_SIGN):
+        links.append(text[start : sign.start()].strip())
+        start = sign.end()
+    links.append(text[start:].strip())
+    # Words, commas or other relations between the signs: it says more than one thing.
+    broken = any(TEXT.search(link) or "," in link or ";" in link for link in links[1:-1])
+    return links if all(links) and not broken and not _OTHER_RELATION.search(text) else [text]
+
+
+def name_of(text: str) -> str | None:
+    """Return the name in front of `name = value`, in a form for comparison; None without one."""
+    links = chain(text)
+    if len(links) < 2 or not _NAME.fullmatch(links[0]):
+        return None
+    return re.sub(r"[{}\\\s]", "", bare(links[0]))
+
+
+def without_shared_name(gold: str, answer: str) -> tuple[str, str]:
+    """Keep what is after the last `=`, if both sides have the same name in front or one side has no `=`."""
+    names = name_of(gold), name_of(answer)
+    plain = [not _EQUAL_SIGN.search(text) for text in (gold, answer)]
+    if (names[0] and names[0] == names[1]) or (names[0] and plain[1]) or (names[1] and plain[0]):
+        return chain(gold)[-1], chain(answer)[-1]
+    return gold, answer
+
+
+def same_variables(gold: str, answer: str) -> str:
+    """Return the answer `f(t) = …` in the variables of the known answer `f(x) = …`, if no other letter is taken."""
+    first, second = _FUNCTION.fullmatch(gold), _FUNCTION.fullmatch(answer)
+    if not first or not second or bare(first[1]) != bare(second[1]):
+        return answer
+    new, old = (re.split(r"\s*,\s*", match[2]) for match in (first, second))
+    letters = {token for token in _TOKEN.findall(second[3]) if len(token) == 1}
+    if new == old or len(new) != len(old) or len({*new}) < len(new) or letters & ({*new} - {*old}):
+        return answer
+    renamed = dict(zip(old, new, strict=True))
+    body = _TOKEN.sub(lambda token: renamed.get(token[0], token[0]), second[3])
+    return f"{second[1]}({','.join(new)})={body}"
