@@ -20,7 +20,7 @@ def test_every_option_is_a_flag() -> None:
         benchmarks=("aime24", "x.jsonl"), profile="opsd", samples=3, problems=4, budgets=(8, 16), max_new_tokens=16,
         temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, thinking=False, seed=-1, engine="vllm_server",
         server=("http://a:1", "http://b:2"), max_batch=5, data_dir="d", grader="m:f", plugins=("own",),
-        boxes="last", think_marks=("[A]", "[B]"),
+        boxes="last", think_marks=("[A]", "[B]"), judge="http://a:1",
     )  # fmt: skip
     assert set(EvaluateConfig.model_fields) == config.model_fields_set
     assert parse(*config.flags()) == config

@@ -124,3 +124,41 @@ def _alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_a_busy_machine_changes_no_verdict():
+    """Ten processes that never rest, and a limit below what a comparison then takes on the clock."""
+    jobs = [Job(box(rf"{n}\sqrt{{3}}"), rf"\sqrt{{{3 * n * n + (n == 4)}}}") for n in range(2, 8)]
+    jobs += [Job(box(r"\frac{x^2-1}{x-1}"), "x+1"), Job(box("x^2+2x+5=0"), "x^2-2x+5=0")]
+    with Grader(workers=2, seconds=1.0) as grader:
+        idle = [graded.verdict for graded in grader.grade_all(jobs)]
+    assert "grader_failed" not in idle
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(10)]
+    try:
+        with Grader(workers=2, seconds=1.0) as grader:
+            assert [graded.verdict for graded in grader.grade_all(jobs)] == idle
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_a_failure_is_tried_again_alone_with_twice_the_time(monkeypatch):
+    asked: list[tuple[int, float]] = []
+    with Grader(workers=2, seconds=0.2) as grader:
+        side_by_side = grader._compare_side_by_side
+
+        def recorded(pairs, seconds):
+            asked.append((len(pairs), seconds))
+            side_by_side(pairs, seconds)
+
+        monkeypatch.setattr(grader, "_compare_side_by_side", recorded)
+        graded = grader.grade_all([ENDLESS, HARD, ENDLESS])
+    assert [g.verdict for g in graded] == ["grader_failed", "correct", "grader_failed"]
+    assert asked[:2] == [(2, 0.2), (1, 0.4)]
+
+
+def test_a_comparison_that_sleeps_is_given_up():
+    with Grader(workers=1, seconds=0.3, function="time:sleep") as grader:
+        job = Job("", "", problem=None)
+        assert grader.grade(job).verdict == "grader_failed"

@@ -9,13 +9,14 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from opasd import plugins
 from opasd.choices import ENGINES, Precision
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opasd.config import RolloutConfig
     from opasd.evaluation.loop import Evaluation
     from opasd.evaluation.targets import Target
     from opasd.recipes.evaluate import EvaluateConfig
@@ -62,6 +63,9 @@ def run(args: list[str]) -> int:
         try:
             with full_disk_errors(path, "give the same command again: it continues"):
                 results = evaluate(evaluation, path, settings, lambda model: Base(model, rollout), progress)
+                if config.judge:
+                    results["judge"] = _judged(config.judge, path, rollout, requested)
+                    folders.write_results(path, results)
         except KeyboardInterrupt:
             progress.say(f"stopped; the samples so far are in {path}: the same command continues")
             raise
@@ -74,6 +78,21 @@ def run(args: list[str]) -> int:
         lines = [*notes(results, these=these), str(path / folders.RESULTS)]
         sys.stdout.write(f"{table(results, these=these)}\n" + "".join(f"{line}\n" for line in lines))
     return 0
+
+
+def _judged(judge: str, path: Path, rollout: "RolloutConfig", settings: dict[str, Any]) -> dict[str, Any]:
+    """Ask the judge, on the engine of the evaluation unless that is a server, about what no rule can settle."""
+    from opasd.evaluation import folder as folders
+    from opasd.evaluation import judging
+    from opasd.evaluation.profiles import ENGINE
+    from opasd.evaluation.samples import SampleFile
+
+    if ENGINES[rollout.engine].servers:
+        rollout = rollout.model_copy(update={"engine": ENGINE})
+    samples = [sample for sample in SampleFile(path / folders.SAMPLES) if sample.target in settings["targets"]]
+    about = judging.judged(path, judging.open_judge(judge, rollout), samples, settings)
+    sys.stderr.write(judging.in_words(about))
+    return about
 
 
 def _parser() -> argparse.ArgumentParser:

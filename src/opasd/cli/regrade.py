@@ -1,6 +1,7 @@
 """Grade an evaluation's kept samples anew, and list the verdicts that changed.
 
-Nothing is drawn, and no model is loaded. The new results are written beside the old ones; --write puts them in place.
+Nothing is drawn, and no model but a judge is loaded. The new results are written beside the old ones; --write puts them
+in place.
 """
 
 import argparse
@@ -26,11 +27,15 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser("opasd regrade", description=__doc__, formatter_class=layout)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder of an evaluation, with its samples.jsonl.")
     parser.add_argument("--write", action="store_true", help="Put the new verdicts and results in place of the old.")
+    parser.add_argument(
+        "--judge", metavar="URL|MODEL", help="Ask this model about answers that no rule can settle; see opasd evaluate."
+    )
     parser.add_argument("--json", action="store_true", help="Print the changes as one JSON object.")
     options = parser.parse_args(args)
     plugins.load_installed()
+    from opasd.config import RolloutConfig
     from opasd.evaluation import folder as folders
-    from opasd.evaluation import regrading
+    from opasd.evaluation import judging, regrading
     from opasd.evaluation.comparability import GRADING
     from opasd.evaluation.samples import SampleFile
     from opasd.files import write_json
@@ -46,7 +51,11 @@ def run(args: list[str]) -> int:
         samples = SampleFile(path / folders.SAMPLES)
         kept = list(samples)
         changes = regrading.regraded(path, settings, kept)
-        results = _results(path, settings | {GRADING: now}, kept, changes)
+        regraded = _with(changes, kept)
+        results = _results(path, settings | {GRADING: now}, regraded)
+        if options.judge:
+            judge = judging.open_judge(options.judge, RolloutConfig())
+            results["judge"] = judging.judged(path, judge, regraded, settings)
         if options.write:
             regrading.write_changes(path / listed, changes, before, now)
             regrading.apply(samples, changes)
@@ -64,13 +73,20 @@ def run(args: list[str]) -> int:
     sys.stdout.write(f"before: {in_words(before)}\nnow:    {in_words(now)}\n\n{_changes(rows)}\n")
     sys.stdout.write(f"{len(changes)} of {len(kept)} samples changed")
     sys.stdout.write(f": {path / listed}\n" if rows else "\n")
+    if options.judge:
+        sys.stdout.write(judging.in_words(results["judge"]))
     sys.stdout.write(f"{path / written}\n")
     if not options.write:
         sys.stdout.write(f"{path / folders.RESULTS} and the samples are as they were; --write replaces them\n")
     return 0
 
 
-def _results(path: Path, settings: dict[str, Any], kept: "list[Sample]", changes: "list[Change]") -> dict[str, Any]:
+def _with(changes: "list[Change]", kept: "list[Sample]") -> "list[Sample]":
+    new = {change.new.key: change.new for change in changes}
+    return [new.get(sample.key, sample) for sample in kept]
+
+
+def _results(path: Path, settings: dict[str, Any], samples: "list[Sample]") -> dict[str, Any]:
     """Return evaluation.json as it is with the new verdicts."""
     from opasd.evaluation import folder as folders
     from opasd.evaluation.loop import results_of
@@ -78,13 +94,12 @@ def _results(path: Path, settings: dict[str, Any], kept: "list[Sample]", changes
     from opasd.files import JsonLines, read_object
     from opasd.recipes.checking import checked
 
-    new = {change.new.key: change.new for change in changes}
     problems: dict[str, list[str]] = {}
     for row in JsonLines(path / folders.PROBLEMS):
         problems.setdefault(row.get("benchmark", ""), []).append(row.get("problem", ""))
     profile = checked(Profile, settings["profile"], str(path / folders.SETTINGS), "profile.")
     ordered = {name: ids for name, ids in problems.items() if name in settings["benchmarks"]}
-    results = results_of(profile, path.name, settings, [new.get(sample.key, sample) for sample in kept], ordered)
+    results = results_of(profile, path.name, settings, samples, ordered)
     return read_object(path / folders.RESULTS) | results
 
 

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.comparability import GRADING, GROWING, combined, conflicts, continues, digest, settings_of
-from opasd.files import json_line, read_object, write_bytes, write_json
+from opasd.files import JsonLines, json_line, read_object, write_bytes, write_json
 
 SETTINGS, PROBLEMS, SAMPLES, RESULTS = "settings.json", "problems.jsonl", "samples.jsonl", "evaluation.json"
 _OPTIONAL = ("template_options", "grader", "boxes", "think_marks", GRADING)
@@ -82,6 +83,15 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not all(isinstance(settings.get(part), dict) for part in ("profile", *GROWING)):
         raise ConfigError(f"{path / SETTINGS} is damaged; give another folder")
     return settings
+
+
+def known_problems(path: Path) -> dict[tuple[str, str], Problem]:
+    """Return the problems of problems.jsonl by benchmark and id."""
+    return {
+        (row["benchmark"], row["problem"]): Problem(row["question"], "", row["answer"], row["problem"])
+        for row in JsonLines(path / PROBLEMS)
+        if row.keys() >= {"benchmark", "problem", "question", "answer"}
+    }
 
 
 def write_problems(path: Path, benchmarks: Iterable[LoadedBenchmark]) -> None:

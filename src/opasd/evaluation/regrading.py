@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opasd.config import ModelConfig
-from opasd.data.problems import Problem
 from opasd.errors import ConfigError, OpasdError
 from opasd.evaluation.answers import readable
 from opasd.evaluation.comparability import GRADING
-from opasd.evaluation.folder import PROBLEMS, SETTINGS
+from opasd.evaluation.folder import SETTINGS, known_problems
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.files import JsonLines, write_json
 from opasd.grading.outside import seconds_of
@@ -62,11 +61,7 @@ def _verdict(sample: Sample, budget: str | None) -> tuple[str, str | None]:
 
 def regraded(path: Path, settings: Mapping[str, Any], samples: Iterable[Sample]) -> list[Change]:
     """Return the samples whose verdict or answer is another one now; `settings` and problems are the folder's."""
-    golds = {
-        (row["benchmark"], row["problem"]): Problem(row["question"], "", row["answer"], row["problem"])
-        for row in JsonLines(path / PROBLEMS)
-        if row.keys() >= {"benchmark", "problem", "question", "answer"}
-    }
+    golds = known_problems(path)
     function = settings.get("grader", "")
     jobs: dict[tuple[SampleKey, str | None], Job] = {}
     known = [sample for sample in samples if (sample.benchmark, sample.problem) in golds]

@@ -7,7 +7,7 @@ without_leads(r"\text{The area is }12", "12")   ("12", "12")
 
 import re
 
-from opasd.grading.quantities import FUNCTIONS, is_mathematics
+from opasd.grading.quantities import FUNCTIONS, UNITS, is_mathematics
 from opasd.grading.tidying import TEXT, is_balanced
 
 # A letter that is nothing else than a choice, and a letter at the beginning of a choice.
@@ -32,6 +32,9 @@ _RUNNING_TEXT = re.compile(r"\s[a-z]{2}", re.ASCII)
 _WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
 _ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
 _THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
+_WORD_OF_PROSE = re.compile(r"(?<![\w\\])[^\W\d_]{2,}(?!\w)")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_CJK_PROSE = re.compile(r"[\u3400-\u9fff]{4}")
 _SHORT_WORDS = {"no", "odd", "yes"}
 _CJK = re.compile(r"[\u3400-\u9fff]")
 # Words in front of a value.
@@ -94,6 +97,14 @@ def in_words(text: str, *, certain: bool) -> str | None:
     long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
     sure = marked or has_article(text) or long or content in _SHORT_WORDS or _CJK.search(content)
     return content if sure or not certain else None
+
+
+def is_prose(text: str) -> bool:
+    """Return whether an answer has two words or more that are neither mathematics nor units."""
+    words = _WORD_OF_PROSE.findall(_COMMAND.sub(" ", TEXT.sub(r" \1 ", text)))
+    return sum(not is_mathematics(word) and word.lower() not in UNITS for word in words) > 1 or bool(
+        _CJK_PROSE.search(text)
+    )
 
 
 def has_article(text: str) -> bool:

@@ -62,9 +62,13 @@ class EvaluateConfig(Section):
     think_marks: tuple[str, ...] = ()
     """Marks that open and close a model's reasoning, OPEN,CLOSE, beside the known ones and those of its template."""
 
+    judge: str | None = None
+    """A model, or the address of a server with chat completions (`URL#MODEL`), that is asked about answers that no rule
+    can settle. Its word is reported apart. Unset: none."""
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         # Unset, a field that came later must not change the text of a sweep's settings.
-        later = {"boxes": None, "think_marks": ()}
+        later = {"boxes": None, "think_marks": (), "judge": None}
         return (pair for pair in super().__repr_args__() if pair not in later.items())
 
     def flags(self) -> list[str]:
