@@ -16,16 +16,22 @@ FLOAT_DIGITS = 12
 """Digits in which a decimal must agree with an expression: an approximation is no answer."""
 _RELATIVE = "1e-12"
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_DIVISOR = re.compile(r"\\(?:gcd|lcm)(?![a-z])|\\(?:text|operatorname)\s*\{\s*(?:gcd|lcm)\s*\}")
+_VARIABLE = re.compile(r"(?<![a-zA-Z\\{])[a-zA-Z](?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 
 
 def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
+    if any(_DIVISOR.search(text) and _VARIABLE.search(text) for text in (gold, answer)):
+        return False  # the parser takes the common divisor of two variables for 1
     first, second = map(_parse, plain_symbols((gold, answer)))
     if first is None or second is None or _points_and_interval(first, second):
         return False
     if parts(first) and parts(second):
         return same_relation(first, second)
+    if _is_multiple(second) and not parts(first):
+        return False
     if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
         return _close(first, second) is not False
     if tolerance and _close(first, second, tolerance):
@@ -41,9 +47,18 @@ def _parse(text: str) -> Any:
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     parsed = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not parsed:
+    if not parsed or (isinstance(parsed[0], sympy.Basic) and parsed[0].has(sympy.zoo, sympy.nan)):
         return None
     return _as_set(_with_real_roots(parsed[0]) if "\\sqrt[" in text else parsed[0], text)
+
+
+def _is_multiple(relation: Any) -> bool:
+    """Return whether it is an equation about a multiple of a variable: 2x = 6 does not say 6."""
+    equations = parts(relation)
+    if not equations or not isinstance(equations[0].lhs, sympy.Expr):
+        return False
+    factor, rest = equations[0].lhs.doit().as_coeff_Mul()
+    return bool(rest.is_Symbol and factor != 1)
 
 
 def _with_real_roots(parsed: Any) -> Any:
@@ -76,9 +91,13 @@ def _close(first: Any, second: Any, tolerance: float | str = _RELATIVE) -> bool 
     """Return whether two numbers agree relative to the first one's size; None if one is no finite number."""
     if not all(isinstance(side, sympy.Expr) and side.is_number for side in (first, second)):
         return None
-    values = [sympy.N(side.doit(), 30) for side in (first, second)]
+    first, second = first.doit(), second.doit()
+    values = [sympy.N(side, 30) for side in (first, second)]
     if not all(value.is_finite for value in values):
         return None
+    if tolerance == _RELATIVE and not first.has(sympy.Float) and not second.has(sympy.Float):
+        # Exact numbers that differ far behind the point are two numbers.
+        return bool(abs(sympy.N(first - second, 60)) <= sympy.Float("1e-50") * abs(values[0]))
     return bool(abs(values[0] - values[1]) <= sympy.Float(tolerance, 30) * abs(values[0]))
 
 

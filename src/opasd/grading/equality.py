@@ -15,7 +15,7 @@ from fractions import Fraction
 from string import ascii_letters
 from typing import NamedTuple
 
-from opasd.grading.names import chain, name_of, same_variables, without_shared_name
+from opasd.grading.names import about_parts, chain, name_of, same_variables, without_shared_name
 from opasd.grading.quantities import UNITS, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
@@ -25,6 +25,7 @@ from opasd.grading.words import (
     differ_in_first_word,
     has_article,
     in_words,
+    is_prose,
     starts_with_words,
     without_leads,
 )
@@ -144,7 +145,8 @@ def _same(gold: Items, answer: Items, rules: Rules) -> bool | None:
     if len(gold.values) == len(answer.values) == 1 and {gold.brackets, answer.brackets} <= {"", "{}"}:
         return _same_value(gold.values[0], answer.values[0], rules)
     verdict = _same_items(gold, answer, rules)
-    if verdict is False and any(_RELATION.search(items.text) for items in (gold, answer)):
+    texts = gold.text, answer.text
+    if verdict is False and any(map(_RELATION.search, texts)) and not any(map(is_prose, texts)):
         return rules.decide(gold.text, answer.text)  # an interval and an inequality, two inequalities and a union
     return verdict
 
@@ -213,6 +215,9 @@ def _without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[
 
 
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
+    (gold, *about), (answer, *answer_about) = about_parts(gold), about_parts(answer)
+    if about and answer_about and _same_value(about[0], answer_about[0], rules) is not True:
+        return False
     gold, answer = without_shared_name(gold, same_variables(gold, answer))
     if bare(gold) == bare(answer):
         return bare(gold) != ""
@@ -256,7 +261,7 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     if bare(gold) == bare(answer):
         return bare(gold) != ""
     no_expression = (starts_with_words(text) or not is_balanced(text) for text in (gold, answer))
-    if _differ_in_case(gold, answer) or any(no_expression):
+    if _differ_in_case(gold, answer) or any(no_expression) or is_prose(gold) or is_prose(answer):
         return False
     return rules.decide(gold, answer)
 

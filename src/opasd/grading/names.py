@@ -7,6 +7,7 @@ same_variables("f(x) = x^2", "f(t) = t^2")    the answer with the known answer's
 import re
 
 from opasd.grading.tidying import TEXT, bare, marks_at_top
+from opasd.grading.words import has_words
 
 _INDEX = r"_(?:\w|\\[a-zA-Z]+|\\?(?:text)?\s*\{(?:[^{}]|\\text\s*\{[^{}]*\})*\})"
 _COMMAND = r"\\(?!frac|sqrt|text|sum|prod|int|log|ln|sin|cos|tan)[a-zA-Z]+(?:\s*\{[a-zA-Z]\})?"
@@ -18,9 +19,17 @@ _NAME = re.compile(
     r"|[PE]\s*[(\[][A-Z](?:\s*\|\s*[A-Z])?[)\]]|\|\s*[A-Z]{1,3}\s*\|"
 )
 _FUNCTION = re.compile(rf"({_SYMBOL})\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL)
+_ABOUT = re.compile(r"\\approx(?![a-zA-Z])")
 _EQUAL_SIGN = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _TOKEN = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _OTHER_RELATION = re.compile(r"[<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv|in)(?![a-zA-Z])")
+
+
+def about_parts(text: str) -> list[str]:
+    """Return an answer without its approximation, and that: 2\\sqrt{3} \\approx 3.46."""
+    sign = next(marks_at_top(text, _ABOUT), None)
+    parts = [text] if sign is None else [text[: sign.start()].strip(), text[sign.end() :].strip()]
+    return parts if all(parts) else [text]
 
 
 def chain(text: str) -> list[str]:
@@ -31,7 +40,7 @@ def chain(text: str) -> list[str]:
         start = sign.end()
     links.append(text[start:].strip())
     # Words, commas or other relations between the signs: it says more than one thing.
-    broken = any(TEXT.search(link) or "," in link or ";" in link for link in links[1:-1])
+    broken = any(TEXT.search(link) or "," in link or ";" in link or has_words(link) for link in links[1:-1])
     return links if all(links) and not broken and not _OTHER_RELATION.search(text) else [text]
 
 

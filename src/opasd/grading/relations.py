@@ -94,6 +94,8 @@ def _same_solutions(first: Any, second: Any) -> bool:
         return False
     if all(isinstance(side, Eq) for side in (first, second)):
         symbols = sorted(first.free_symbols, key=str)
+        if len(symbols) != 1:  # with several variables, the solver would find only what it can
+            return False
         try:
             solutions = [sympy.solve(side, symbols, dict=True) for side in (first, second)]
         except NotImplementedError:

@@ -2,7 +2,7 @@ r"""Variables that the parser does not know, in a form that it does.
 
 plain_symbols([r"\lambda_{\text{red}}/E_1", …])   [r"z_{900}/z_{901}", …]; the same symbol is the same in all texts
 
-These are letters with an index, an accent or a prime, derivatives, and ħ. The parser also takes M for m, so that
+These are letters with an index, an accent or a prime, derivatives, ħ and γ. The parser also takes M for m, so that
 capitals of letters that occur in both sizes become such symbols too.
 """
 
@@ -23,9 +23,11 @@ _INDEXED = rf"(?:{_ACCENTED}\s*(?:{_INDEX})?{_PRIME}?|{_LETTER}\s*(?:{_INDEX}\s*
 _ANY = rf"(?:{_INDEXED}|{_LETTER})"
 _ORDER = r"(?:\^\s*(?:\{\s*\d\s*\}|\d))?"
 _DERIVATIVE = rf"\\frac\s*\{{\s*d\s*{_ORDER}\s*{_ANY}\s*\}}\s*\{{\s*d\s*{_ANY}\s*{_ORDER}\s*\}}"
+# The parser takes these for functions.
+_CONSTANT = r"\\(?:hbar|gamma|beta|eta)(?![a-zA-Z])|\\(?:zeta|Gamma)(?![a-zA-Z])(?!\s*(?:\\left\s*)?\()"
 # The second part keeps a command with its own index, \sum_{k=1} or \log_2, and words as they are.
 _SYMBOL = re.compile(
-    rf"({_DERIVATIVE}|(?<!\\){_INDEXED}|\\hbar(?![a-zA-Z]))|\\text\s*\{{[^{{}}]*\}}|\\[a-zA-Z]+(?:\s*{_INDEX})?"
+    rf"({_DERIVATIVE}|(?<!\\){_INDEXED}|{_CONSTANT})|\\text\s*\{{[^{{}}]*\}}|\\[a-zA-Z]+(?:\s*{_INDEX})?"
 )
 _CAPITAL = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|([A-Z])")
 _NO_LETTER = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|z_\{\d+\}")

@@ -49,6 +49,7 @@ _ROUGHLY = re.compile(
     re.DOTALL,
 )
 _ABOUT = re.compile(r"^\s*([a-zA-Z]?)\s*\\approx(?![a-zA-Z])")
+_TWO_FORMULAS = re.compile(r"(?<!\\)\$(?:\s*\n\s*|\s+)\$(?!\$)")
 # Spaces, fonts and sizes.
 _DIGIT_GAP = re.compile(r"(?<=\d),\\!\s*(?=\d{3})|(?<=\d)\{,\}(?=\d{3})|(?<=\d)\\[,;:!](?=\d{3}(?!\d))")
 _SPACED_NUMBER = re.compile(r"[-+]?\d{1,3}(?: \d{3})+", re.ASCII)
@@ -77,6 +78,7 @@ DEEPEST = 50
 
 def tidy(text: str) -> str:
     """Return the answer without what only changes how it looks, and with one space where there was any."""
+    text = _TWO_FORMULAS.sub("$, $", text)
     text = _as_latex(_EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS)))
     text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)

@@ -32,7 +32,7 @@ _RUNNING_TEXT = re.compile(r"\s[a-z]{2}", re.ASCII)
 _WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
 _ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
 _THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
-_WORD_OF_PROSE = re.compile(r"(?<![\w\\])[^\W\d_]{2,}(?!\w)")
+_WORD_OF_PROSE = re.compile(r"(?<![\w\\{])(?=\w*[aeiou])(?:[A-Z]?[a-z]{2,}|if|is|of|no)(?!\w)")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _CJK_PROSE = re.compile(r"[\u3400-\u9fff]{4}")
 _SHORT_WORDS = {"no", "odd", "yes"}
@@ -101,10 +101,17 @@ def in_words(text: str, *, certain: bool) -> str | None:
 
 def is_prose(text: str) -> bool:
     """Return whether an answer has two words or more that are neither mathematics nor units."""
+    return len(_words(text)) > 1 or _CJK_PROSE.search(text) is not None
+
+
+def has_words(text: str) -> bool:
+    """Return whether a word is in the text that is neither mathematics nor a unit, with or without a text command."""
+    return bool(_words(text))
+
+
+def _words(text: str) -> list[str]:
     words = _WORD_OF_PROSE.findall(_COMMAND.sub(" ", TEXT.sub(r" \1 ", text)))
-    return sum(not is_mathematics(word) and word.lower() not in UNITS for word in words) > 1 or bool(
-        _CJK_PROSE.search(text)
-    )
+    return [word for word in words if not is_mathematics(word) and word.removesuffix("s") not in UNITS]
 
 
 def has_article(text: str) -> bool:
