@@ -51,6 +51,10 @@ class NonFiniteError(OpasdError, FloatingPointError):
     """NaN or infinity in a model's output; the message names the rollout."""
 
 
+class Stopped(Exception):
+    """A signal asked the run to stop while it sampled; it saves a checkpoint and ends."""
+
+
 def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `did you mean …?` with the most similar of the words, or an empty text if none is similar."""
     matches = difflib.get_close_matches(word, list(words), 1, cutoff)

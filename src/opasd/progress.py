@@ -9,6 +9,7 @@
 `with_progress` counts the items of a loop, `SampleProgress` the samples of an evaluation.
 """
 
+import os
 import shutil
 import sys
 import time
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 _ERASE = "\r\x1b[K"
+_lost: list[OSError] = []
+"""Why nothing more can be shown: the terminal was closed, or the reader of a pipe has ended."""
 
 T = TypeVar("T")
 
@@ -44,8 +47,7 @@ class StatusLine:
             return
         # A wrapped line could not be redrawn.
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"{_ERASE}{text[:width]}")
-        sys.stderr.flush()
+        _write(f"{_ERASE}{text[:width]}")
         self._drawn = True
 
     def say(self, text: str) -> None:
@@ -63,8 +65,7 @@ class StatusLine:
 
     def _finish(self, ending: str) -> None:
         if self._drawn:
-            sys.stderr.write(ending)
-            sys.stderr.flush()
+            _write(ending)
             self._drawn = False
 
     def _interval(self) -> float:
@@ -115,8 +116,22 @@ def with_progress(label: str, items: Sequence[T]) -> Iterator[T]:
 
 def say(text: str) -> None:
     """Print one line on standard error."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    _write(f"{text}\n")
+
+
+def output_is_lost() -> bool:
+    """Return whether a line could not be shown: the terminal was closed, or the reader of the pipe has ended."""
+    return bool(_lost)
+
+
+def _write(text: str) -> None:
+    """Show a text; if no one can read it any more, go on without."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError as error:
+        _lost.append(error)
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it is used until the process ends)
 
 
 def clock(seconds: float) -> str:

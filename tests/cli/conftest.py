@@ -23,12 +23,22 @@ def train(config, folder, *, resume):
     if what in ("mistake", "later mistake"):
         from opasd.errors import DataError
         raise DataError("no such column; name another")
+    if what == "mistake of another process" and rank == "1":
+        from opasd.errors import DataError
+        raise DataError("no such file here; copy it")
+    if what == "mistake of another process":
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
     if what == "bug":
         raise RuntimeError("a bug")
     if what == "wait":
         stopped = []
-        signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-        (folder / f"ready-{rank}").touch()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: stopped.append(1))
+        (folder / f".ready-{rank}").write_text(str(os.getpid()))
+        (folder / f".ready-{rank}").rename(folder / f"ready-{rank}")
         while not stopped:
             time.sleep(0.02)
         time.sleep(0.3 if rank == "0" else 0)

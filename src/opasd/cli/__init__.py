@@ -22,10 +22,16 @@ checkpoint saved (continue with `opasd train --resume FOLDER`); 1 a bug in opasd
 the traceback of a mistake."""
 
 
+LOST = "the connection to another process was lost"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; a user's mistake is a message, not a traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args or os.environ.get("OPASD_DEBUG", "") not in ("", "0")
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us; a file that is opened later must not take its place
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
@@ -41,15 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = None if debug else _message(error)
         if message is None:
             raise
-        if os.environ.get("RANK", "0") == "0":
-            sys.stdout.flush()
-            sys.stderr.write(f"error: {message}\n")
+        _show_error(message)
         code = USER_MISTAKE
     if "OPASD_MEETING" in os.environ:
         from opasd.cli._processes import report_exit
 
         report_exit(code)
     return code
+
+
+def _show_error(message: str) -> None:
+    """Print the error; one of several processes leaves it for the launcher, which prints what they do not share."""
+    from opasd.cli._processes import Processes, leave_error
+
+    rank = Processes.current().rank
+    if leave_error(rank, message) and rank:
+        return
+    sys.stdout.flush()
+    sys.stderr.write(f"error: {f'process {rank}: ' if rank else ''}{message}\n")
 
 
 def _command(args: list[str]) -> Callable[[], int]:
@@ -88,6 +103,14 @@ def _message(error: Exception) -> str | None:
         missing = (error.name or "opasd").split(".")[0]
         if missing != "opasd":
             return f'the package "{missing}" is not installed; install it, or opasd again with all that it needs'
+    if os.environ.get("WORLD_SIZE", "1") != "1" and type(error).__module__.startswith(("torch", "builtins")):
+        from opasd.cli._processes import lost_connection
+
+        if lost_connection(error):
+            return LOST
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT):
+        where = "standard output" if error.filename is None else str(error.filename)[:200]
+        return f"{where} could not be written ({error.strerror}); free some space, or write elsewhere"
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):

@@ -3,13 +3,18 @@
 python -m opasd.cli._launcher N ARGS...     runs `opasd train ARGS` in N processes
 """
 
+import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from accelerate.commands.config.config_args import default_config_file
 from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from opasd.cli._processes import end_with_parent
 
 
 def main(count: str, args: list[str]) -> None:
@@ -20,9 +25,17 @@ def main(count: str, args: list[str]) -> None:
     if not os.path.isfile(default_config_file):  # otherwise the user's `accelerate config` decides
         options += ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         options += ["--main_process_port", "0"]
+    end_with_parent()
+    if os.getppid() != int(os.environ.get("OPASD_PARENT", os.getppid())):
+        sys.exit(1)  # it ended before we could ask to end with it
     try:
         launch_command(launch_command_parser().parse_args([*options, "-m", "opasd.cli", "train", *args]))
-    except ChildFailedError:
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        rank = min(codes, key=lambda rank: codes[rank])  # one that was killed before those that failed for it
+        Path(os.environ["OPASD_MEETING"], "ended").write_text(json.dumps({"rank": rank, "code": codes[rank]}))
+        sys.exit(1)
+    except SignalException:
         sys.exit(1)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from opasd.progress import StatusLine, clock
+from opasd.progress import StatusLine, clock, output_is_lost
 from opasd.run.folder import RunFolder
 from opasd.trainer.accounts import write_accounts
 from opasd.trainer.result import finish
@@ -25,6 +25,7 @@ class StepCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)  # the intervals of this run, not those of its checkpoint
+        self.trainer.keep_random_state()
         self.trainer.check()
         path = self.trainer.folder / "data.json"
         if state.is_world_process_zero:
@@ -43,6 +44,7 @@ class StepCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         self.trainer.teacher.after_step(state.global_step)
+        self.trainer.keep_random_state()
         self.on_evaluate(args, state, control)
         if control.should_training_stop and state.global_step < state.max_steps:
             control.should_evaluate = False  # the sender of the signal may not wait; the resumed run validates
@@ -52,8 +54,8 @@ class StepCallback(TrainerCallback):
         finish(self.trainer)
 
     def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Save and stop if any process was asked to."""
-        if self.trainer.total(self.trainer.stop_requested) > 0:
+        """Save and stop if any process was asked to, or if no one reads its output any more."""
+        if self.trainer.total(self.trainer.stop_requested or output_is_lost()) > 0:
             control.should_save = control.should_training_stop = self.trainer.stopped = True
         return control
 

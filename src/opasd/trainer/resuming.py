@@ -1,9 +1,12 @@
 """A Trainer that writes whole checkpoints, rewinds the records to them, and never overwrites a run."""
 
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -12,7 +15,7 @@ from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from opasd.config import OPASDConfig
-from opasd.errors import ConfigError, OpasdError
+from opasd.errors import ConfigError, OpasdError, Stopped
 from opasd.files import full_disk_errors, replace_folder, sync
 from opasd.model.teacher import Teacher
 from opasd.progress import say
@@ -37,6 +40,8 @@ class ResumableTrainer(Trainer):
     folder: Path
     metrics_file: Records
     samples_file: Records
+    stopped: bool
+    _random_state: tuple[Any, ...]
     _staging: Path | None = None
     """Where a checkpoint is being written."""
 
@@ -65,7 +70,30 @@ class ResumableTrainer(Trainer):
                 self._rewind_records(checkpoint, step)
             elif self.args.eval_on_start:
                 self._forget_first_validation()
-        return super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
+        try:
+            return super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
+        except Stopped:
+            self._save_as_after_the_last_step()
+
+    def keep_random_state(self) -> None:
+        """Remember the random numbers' state, for a checkpoint that is saved in the middle of the next step."""
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        numpy_state = np.random.get_state()  # noqa: NPY002 (what a checkpoint holds)
+        self._random_state = (random.getstate(), numpy_state, torch.get_rng_state(), devices)
+
+    def _save_as_after_the_last_step(self) -> None:
+        """Save a run that was stopped while it sampled: no weight has changed since the end of the last step."""
+        python, numpy, cpu, devices = self._random_state
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        self.stopped = self.control.should_training_stop = True
+        step = self.state.global_step
+        if step and not (self.folder / f"checkpoint-{step}").exists():
+            self._save_checkpoint(self.model, None)  # pyright: ignore[reportArgumentType]
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
 
     def _checked(self, checkpoint: Path | None) -> tuple[Path | None, int | None]:
         """Return the given checkpoint, or else the newest whole one, and its step.

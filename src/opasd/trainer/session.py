@@ -1,7 +1,9 @@
 """A whole run from its configuration: load the model and the problems, train, write the result and its card."""
 
+import math
 import re
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,14 +18,17 @@ from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.config import DataConfig, RunConfig, TrainConfig
 from opasd.data.sets import RunSet, load_set
-from opasd.errors import ConfigError, DataError
+from opasd.errors import ConfigError, DataError, Stopped
 from opasd.files import full_disk_errors
 from opasd.model.loading import adapt, load_model, load_tokenizer
+from opasd.rollout.engine import Completion
 from opasd.run.folder import check_disk
 from opasd.trainer.setup import setting_errors
 from opasd.trainer.trainer import OPASDTrainer
 
 Ending = Literal["finished", "stopped"]
+SAME_SIGNAL_S = 1.0
+"""A launcher may send on a SIGTERM that this process has got already; a later one is a second request."""
 
 
 @contextmanager
@@ -127,16 +132,51 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
 
 @contextmanager
 def _stopping_on_signals(trainer: OPASDTrainer) -> Iterator[None]:
-    """SIGTERM and the first Ctrl-C let the step finish and save; the second Ctrl-C interrupts."""
+    """SIGTERM, SIGHUP and the first Ctrl-C let the step finish and save; rollouts are given up at once.
+
+    A second Ctrl-C, or a second SIGTERM that is not the same one sent on by a launcher, interrupts.
+    """
+    sampling = _Sampling(trainer)
+    first_at = math.inf
 
     def request(number: int, _frame: FrameType | None) -> None:
-        if trainer.stop_requested and number == signal.SIGINT:
+        nonlocal first_at
+        waited = time.monotonic() - first_at
+        if (number == signal.SIGINT and waited >= 0) or (number == signal.SIGTERM and waited > SAME_SIGNAL_S):
             raise KeyboardInterrupt
+        first_at = min(first_at, time.monotonic())
         trainer.stop_requested = True
+        if sampling.active:
+            sampling.active = False
+            raise Stopped
 
-    previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    wanted = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, request) for number in wanted}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class _Sampling:
+    """Whether the trainer's engine samples; a request to stop then ends the sampling in all processes together."""
+
+    def __init__(self, trainer: OPASDTrainer) -> None:
+        self.active = False
+        self._trainer, self._generate = trainer, trainer.engine.generate
+        trainer.engine.generate = self.generate
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+        completions: list[Completion] | None = None
+        try:
+            self.active = not self._trainer.stop_requested
+            completions = self._generate(*args, **kwargs) if self.active else None
+        except Stopped:
+            pass
+        finally:
+            self.active = False
+        # One process may be done when another is stopped.
+        if self._trainer.total(completions is None) > 0 or completions is None:
+            raise Stopped
+        return completions
