@@ -139,10 +139,13 @@ def full_disk_errors(path: Path, then: str = RESUME) -> Iterator[None]:
     except OpasdError:
         raise
     except Exception as error:  # tokenizers raises nothing more specific
-        if not (getattr(error, "errno", None) in _FULL or any(word in str(error) for word in _FULL_WORDS)):
+        code, is_full = getattr(error, "errno", None), any(word in str(error) for word in _FULL_WORDS)
+        gone = not path.parent.exists() or (code in (errno.ENOENT, errno.ESTALE) and not path.exists())
+        if not (gone or is_full or code in (*_FULL, errno.EROFS, errno.EIO)):
             raise
-        reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        raise ConfigError(f"{path} could not be written: {reason}; free some space, and {then}") from error
+        reason = getattr(error, "strerror", None) or (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = "free some space" if is_full or code in _FULL else "see to the folder and its disk"
+        raise ConfigError(f"{path} could not be written: {reason}; {first}, and {then}") from error
 
 
 class JsonLines:

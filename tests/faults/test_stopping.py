@@ -1,4 +1,4 @@
-"""A run that is asked to stop: rollouts are given up, a checkpoint is saved, and the resumed run ends as if it ran on."""
+"""A run that is asked to stop gives up its rollouts and saves; the resumed run ends as if it had not stopped."""
 
 import os
 import signal

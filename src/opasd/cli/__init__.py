@@ -108,12 +108,16 @@ def _message(error: Exception) -> str | None:
 
         if lost_connection(error):
             return LOST
+    if isinstance(error, RuntimeError) and str(error) == "Could not determine home directory.":
+        return "a path begins with ~ and the name of a user who is not known here; give the whole path"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
+        return "the machine's memory is too small for this; `opasd plan` says how much a run needs"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT):
         where = "standard output" if error.filename is None else str(error.filename)[:200]
         return f"{where} could not be written ({error.strerror}); free some space, or write elsewhere"
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
             name = name if len(name) <= 200 else f"{name[:200]}…"
             return f"{name} cannot be read or written ({error.strerror}); give another path, or the right to this one"
     # Importing pydantic for every error would slow `opasd --help` down.

@@ -38,6 +38,7 @@ HARMLESS = (
 )  # fmt: skip
 """Fields and whole sections that may change when a run is resumed: none of them alters what a step computes."""
 
+MOST_PROCESSES = 1024
 _TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
 """Files that a run writes as soon as it has done a step."""
 
@@ -89,7 +90,8 @@ def run(args: list[str]) -> int:
         return 0  # the first process speaks for all; the launcher would cut its saving short if another one failed
     if ended == "stopped":
         again = shlex.quote(str(folder.path)) + (f" --num-processes {processes.world}" if processes.world > 1 else "")
-        say(f"stopped by a signal, checkpoint saved; continue with: opasd train --resume {again}")
+        how = "checkpoint saved" if any(folder.path.glob("checkpoint-*")) else "before its first checkpoint"
+        say(f"stopped by a signal, {how}; continue with: opasd train --resume {again}")
         return STOPPED
     say(f"finished: {folder.path / 'final'}")
     return 0
@@ -115,8 +117,8 @@ def _check(
     if recipe.evaluate_only:
         model = shlex.quote(config.model.name_or_path)
         raise ConfigError(f"{recipe.name} is for evaluation, nothing is trained; use `opasd evaluate {model}`")
-    if count is not None and count < 1:
-        raise ConfigError(f"--num-processes: got {count}; give 1 or more")
+    if count is not None and not 1 <= count <= MOST_PROCESSES:
+        raise ConfigError(f"--num-processes: got {count}; give 1 to {MOST_PROCESSES}")
     if count is not None and processes.world > 1 and count != processes.world:
         raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
     for warning in check(config, count or processes.world):

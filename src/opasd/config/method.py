@@ -13,6 +13,10 @@ REFERENCE_FIELDS = frozenset({"solution", "answer", "pointers"})
 """What `prompts.reference` may show of a problem."""
 
 
+MANY = 10**6
+"""More tokens, samples or rows than anything here can use: a slip of the finger."""
+
+
 class PromptConfig(Section):
     """The wording of the two roles. A context is the model's own chat template around one user message."""
 
@@ -38,9 +42,9 @@ class PromptConfig(Section):
     """Thinking mode of the teacher's context, if the chat template has a switch for it."""
     template_options: dict[str, str | int | bool] = Field(default={})
     """More variables for the chat template of both roles, such as `date_string` for Llama 3."""
-    max_student_tokens: int = Field(default=2048, gt=0)
+    max_student_tokens: int = Field(default=2048, gt=0, le=MANY)
     """Longest student context before the rollout. A longer problem is not cut: its row is bad."""
-    max_teacher_tokens: int = Field(default=16_384, gt=0)
+    max_teacher_tokens: int = Field(default=16_384, gt=0, le=MANY)
     """Longest teacher context before the rollout. Only the solution is cut to fit."""
     cut_solution: CutPolicy = "tail"
     """Part of a too long solution that is cut away (`tail`, `head` or `middle`), or `skip` the row."""
@@ -67,7 +71,7 @@ class SamplingConfig(Section):
     """Keep this many of the likeliest tokens; 0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Drop tokens less likely than this share of the likeliest token's probability."""
-    max_new_tokens: int = Field(default=8192, gt=0)
+    max_new_tokens: int = Field(default=8192, gt=0, le=MANY)
     """Longest completion."""
 
 
@@ -109,7 +113,11 @@ class ServersConfig(Section):
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            parts = urlsplit(url)
+            try:
+                parts = urlsplit(url)
+                _ = parts.port
+            except ValueError as error:  # it is too large, or no number
+                raise ValueError(f"got {url!r:.80} ({error}); give addresses such as http://localhost:8000") from None
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"got {url!r}; give addresses such as http://localhost:8000")
             if parts.username is not None or parts.password is not None:
@@ -128,9 +136,9 @@ class DriftConfig(Section):
 
     every: int = Field(default=10, ge=0)
     """Steps between checks, starting with the first step; 0 never checks."""
-    rollouts: int = Field(default=4, gt=0)
+    rollouts: int = Field(default=4, gt=0, le=MANY)
     """Number of rollouts to compare."""
-    tokens: int = Field(default=64, gt=0)
+    tokens: int = Field(default=64, gt=0, le=MANY)
     """Number of first tokens of each rollout to compare."""
     tolerance: float | None = Field(default=None, gt=0)
     """Stop when the mean difference is larger. Unset: 0.001 in float32, 0.05 in 16-bit formats."""
@@ -149,9 +157,9 @@ class RolloutConfig(SamplingConfig):
     """Settings of `engine: vllm_server`."""
     drift: DriftConfig = DriftConfig()
     """Check of a vLLM engine's weights."""
-    rollouts_per_problem: int = Field(default=1, gt=0)
+    rollouts_per_problem: int = Field(default=1, gt=0, le=MANY)
     """Trajectories for each problem of a batch."""
-    max_batch: int = Field(default=256, gt=0)
+    max_batch: int = Field(default=256, gt=0, le=MANY)
     """Sequences generated side by side."""
 
     @model_validator(mode="after")
@@ -179,7 +187,7 @@ class ValidationConfig(Section):
     """Steps between validations; 0 never validates."""
     at_start: bool = False
     """Validate before the first step too."""
-    samples: int = Field(default=1, gt=0)
+    samples: int = Field(default=1, gt=0, le=MANY)
     """Answers per problem: the k of Avg@k."""
     thinking: bool | None = None
     """Thinking mode of the questions. Unset: the student's own."""
@@ -205,13 +213,13 @@ class OPASDConfig(Section):
     layout: LayoutChoice = "auto"
     """How rollouts share a forward pass: joined in one row (`packed`) or `padded` to one length. `auto` packs on a GPU
     if the model allows it."""
-    tokens_per_microbatch: int = Field(default=32_768, gt=0)
+    tokens_per_microbatch: int = Field(default=32_768, gt=0, le=10**9)
     """Most tokens of a forward pass, counted in the teacher's contexts; bounds memory."""
     grader: str = "math"
     """Grader of answers: `math` (the boxed answer), a name that a plugin has registered, or `module:function`."""
     save_samples_every: int = Field(default=10, ge=0)
     """Steps between records of sampled completions; 0 records none."""
-    saved_samples: int = Field(default=8, gt=0)
+    saved_samples: int = Field(default=8, gt=0, le=MANY)
     """Number of completions to record of such a step."""
     on_non_finite: StopOrSkip = "stop"
     """A NaN or infinite loss: save the rollouts that caused it and stop, or skip and count the step."""

@@ -36,7 +36,7 @@ class TokenLossConfig(Section):
     """Temperature of both distributions in the loss; the sampling temperature is another setting."""
     clip: Clip = "per_token"
     """Clip each token's divergence, each vocabulary entry's contribution to it, or nothing."""
-    clip_threshold: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    clip_threshold: float = Field(default=0.05, gt=0, le=1e30)
     """Threshold of the clipping."""
     top_k: int | None = Field(default=None, gt=0)
     """Compare the teacher's k likeliest tokens one by one and all others as one. Unset: the full vocabulary."""

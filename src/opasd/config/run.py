@@ -67,7 +67,7 @@ class DataConfig(Section):
     """Leave out problems with a longer solution."""
     deduplicate: bool = True
     """Keep only the first of several rows with the same question; white space does not count."""
-    sample: int | None = Field(default=None, gt=0)
+    sample: int | None = Field(default=None, gt=0, le=10**8)
     """Number of problems to draw with `seed`; they keep the order of the source. Unset: all."""
     seed: int = 42
     """Seed of the sample."""
@@ -102,7 +102,7 @@ class ModelConfig(Section):
     """Run model code that comes with a hub model."""
     adaptation: Adaptation = "lora"
     """What is trained: adapters, all weights, or adapters on a 4-bit base (needs bitsandbytes)."""
-    lora_r: int = Field(default=64, gt=0)
+    lora_r: int = Field(default=64, gt=0, le=2**16)
     """Rank of the adapters."""
     lora_alpha: int = Field(default=128, gt=0)
     """Scaling of the adapters."""
@@ -117,7 +117,7 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """Optimisation: the fields of transformers' `TrainingArguments` that matter here, under the same names."""
 
-    max_steps: int = Field(default=200, gt=0)
+    max_steps: int = Field(default=200, gt=0, le=10**9)
     """Optimizer steps."""
     learning_rate: float = Field(default=5e-6, ge=0, allow_inf_nan=False)
     """Learning rate of AdamW."""

@@ -39,6 +39,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> PreTrainedModel:
     """Load the model in the configured precision, on the CPU; Trainer moves it."""
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if (config.attn_implementation or "").startswith("flex_attention") and not torch.cuda.is_available():
+        raise ConfigError("model.attn_implementation: flex_attention needs a GPU; use sdpa or eager")
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
     if config.dtype != "auto":

@@ -24,13 +24,13 @@ class EvaluateConfig(Section):
     `lab` for the embedded model."""
     profile: Literal["paper", "opsd", "lab"] | None = None
     """Sampling settings by name. Unset: paper, or lab for the embedded model."""
-    samples: int | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, gt=0, le=10**6)
     """Answers for each problem."""
-    problems: int | None = Field(default=None, gt=0)
+    problems: int | None = Field(default=None, gt=0, le=10**8)
     """Only the first problems of each benchmark, this many."""
     budgets: tuple[int, ...] = ()
     """Lengths at which the same samples are cut and graded; each is reported by itself."""
-    max_new_tokens: int | None = Field(default=None, gt=0)
+    max_new_tokens: int | None = Field(default=None, gt=0, le=10**6)
     """Longest completion."""
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Sampling temperature; 0 takes the likeliest token."""
@@ -48,7 +48,7 @@ class EvaluateConfig(Section):
     """What samples the answers. Unset: transformers."""
     server: tuple[str, ...] = ()
     """Addresses of vLLM servers, http://HOST:PORT, for the engine vllm_server."""
-    max_batch: int | None = Field(default=None, gt=0)
+    max_batch: int | None = Field(default=None, gt=0, le=10**6)
     """Samples drawn side by side. Unset: 128."""
     data_dir: str | None = None
     """Folder with local copies of benchmarks, which are preferred to the hub's."""

@@ -145,6 +145,11 @@ def _load_run(run: RunFolder) -> Subject:
     except (SafetensorError, UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"the adapter in {trained} is damaged ({reason}); give a whole one") from error
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ConfigError(
+            f"the adapter in {trained} does not fit its base model: {reason}; give a whole one"
+        ) from error
     assert isinstance(adapted, PeftModel)
     return Subject(name, config, run.path, tokenizer, adapted, adapted, adapted.disable_adapter)
 

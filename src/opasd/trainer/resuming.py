@@ -75,6 +75,13 @@ class ResumableTrainer(Trainer):
         except Stopped:
             self._save_as_after_the_last_step()
 
+    def zero_gradients(self) -> None:
+        """Forget what the step has added so far, and the memory that PyTorch only caches."""
+        for parameter in self.student.parameters():
+            parameter.grad = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def keep_random_state(self) -> None:
         """Remember the random numbers' state, for a checkpoint that is saved in the middle of the next step."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

@@ -123,6 +123,9 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
     use_liger = settings.pop("use_liger_kernel")
     try:
         arguments = TrainingArguments(output_dir=str(folder), **settings)
+        arguments.get_process_log_level()
+    except KeyError as error:  # a table of transformers, such as that of log_level, does not have the word
+        raise ConfigError(f"train.extra ({', '.join(config.extra)}): {error} is not known; change it") from error
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise ConfigError(f"train: {error}") from error
     possible = arguments.device.type == "cuda" and is_liger_kernel_available()

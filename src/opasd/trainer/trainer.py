@@ -31,7 +31,7 @@ from opasd.losses.objective import LossOutput, objective_loss
 from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
 from opasd.model.objective import loss_arguments
-from opasd.model.scoring import Layout, Scorer, choose_layout, microbatches
+from opasd.model.scoring import Layout, Scorer, choose_layout
 from opasd.model.sharding import gathered, local, shards
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
@@ -44,6 +44,7 @@ from opasd.run.records import Records
 from opasd.trainer import setup
 from opasd.trainer.callbacks import Progress, StepCallback
 from opasd.trainer.described import described_run
+from opasd.trainer.memory import within_memory
 from opasd.trainer.metrics import StepMetrics, validation_metrics
 from opasd.trainer.resuming import ResumableTrainer
 
@@ -158,20 +159,21 @@ class OPASDTrainer(ResumableTrainer):
         num_rollouts = max(count / self.accelerator.num_processes, 1e-9)
         # A process without a problem of its own takes part in the exchange of gradients with an empty rollout.
         rollouts = rollouts or [Rollout(inputs["pairs"][0], (), "none")]
-        loss = torch.zeros((), device=self.args.device)
         with self.step_metrics.timed("update"):
             _, layout = self._scorer(model)
-            groups = microbatches(rollouts, self.config.tokens_per_microbatch, packed=layout == "packed")
-            if shards(self.student):  # every forward exchanges weights, so all processes need as many
-                empty = [Rollout(inputs["pairs"][0], (), "none")]
-                groups += [empty] * (self.largest(len(groups)) - len(groups))
-            for number, group in enumerate(groups, 1):
-                # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
-                is_last = number == len(groups)
-                self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
-                with nullcontext() if is_last else self.accelerator.no_sync(model):
-                    loss += super().training_step(model, {"rollouts": group, "num_rollouts": num_rollouts})
-        return loss
+            return within_memory(self, rollouts, num_rollouts, model, packed=layout == "packed")
+
+    def add_gradients(self, model: nn.Module, groups: list[list[Rollout]], num_rollouts: float) -> Iterator[Tensor]:
+        """Add the gradients of one micro-batch after another, and yield their losses."""
+        if shards(self.student):  # every forward exchanges weights, so all processes need as many
+            empty = [Rollout(groups[0][0].pair, (), "none")]
+            groups = groups + [empty] * (self.largest(len(groups)) - len(groups))
+        for number, group in enumerate(groups, 1):
+            # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
+            is_last = number == len(groups)
+            self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                yield super().training_step(model, {"rollouts": group, "num_rollouts": num_rollouts})
 
     def roll_out(self, pairs: list[PromptPair]) -> list[Rollout]:
         """Sample completions of the problems with the current student, and record them."""

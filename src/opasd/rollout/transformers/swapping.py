@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, SamplingConfig
-from opasd.errors import ConfigError
+from opasd.errors import ConfigError, NonFiniteError
 from opasd.model.loading import load_model
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts
 from opasd.rollout.stops import stop_ids
@@ -65,7 +65,7 @@ class SwappingEngine(AdapterEngine):
         except (SafetensorError, UnpicklingError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"the adapter in {path} is damaged ({reason}); give a whole one") from error
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
                 f"the adapter in {path} does not fit its base model: {reason[:200]}; evaluate it on the model it was "
@@ -77,7 +77,13 @@ class SwappingEngine(AdapterEngine):
     ) -> list[Completion]:
         peft = self._model if isinstance(self._model, PeftModel) else None
         with peft.disable_adapter() if peft is not None and self._path is None else nullcontext():
-            return self._engine.generate(prompts, sampling, seeds)
+            completions = self._engine.generate(prompts, sampling, seeds)
+        if any(completion.finish_reason == "error" for completion in completions):
+            raise NonFiniteError(
+                f"{self._path or self._config.name_or_path}: NaN or infinity in the model's output, so it has no score; "
+                "give an earlier checkpoint, or another --dtype"
+            )
+        return completions
 
     def close(self) -> None:
         del self._engine, self._model
