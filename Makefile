@@ -8,7 +8,7 @@ VLLM    := .venv-vllm
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm test-browser check format bench clean
+.PHONY: demo test test-faults test-vllm test-browser check format bench clean
 
 demo: $(READY)
 	$(BIN)/opasd demo
@@ -16,6 +16,10 @@ demo: $(READY)
 test: check
 	$(BIN)/pytest -n 2 -m "not vllm"
 	@$(BIN)/python tests/vllm/last.py
+
+# Every fault done to real runs (kills, signals, full disks, damaged files, a soak); writes docs/reliability.md.
+test-faults: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.whole
 
 # Real vLLM on the CPU, in an environment of its own; ends with its speed beside that of transformers. It is too large for
 # every check: `make test` says when it last passed and whether what it tests has changed since.

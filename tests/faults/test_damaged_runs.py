@@ -15,7 +15,7 @@ from opasd.run.records import Records
 from tests.faults.damage import CHECKPOINT_DAMAGE
 from tests.training import PROBLEMS, make_trainer, rows
 
-RUN = {"max_steps": 3, "save_steps": 1}
+RUN = {"max_steps": 3, "save_steps": 1, "per_device_train_batch_size": 1}
 
 
 @pytest.fixture(scope="module")

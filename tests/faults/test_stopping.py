@@ -14,10 +14,11 @@ from opasd.config import SamplingConfig
 from opasd.errors import Stopped
 from opasd.run.manifest import checkpoints
 from opasd.trainer import session
-from tests.processes import PATIENCE, environment
+from tests.processes import environment
 from tests.training import make_trainer, rows
 
-RUN = {"max_steps": 3, "save_steps": 10}
+PATIENCE = 60.0
+RUN = {"max_steps": 3, "save_steps": 10, "per_device_train_batch_size": 1}
 
 
 def endless_from(trainer, step, number):
@@ -27,11 +28,19 @@ def endless_from(trainer, step, number):
     def sampled(*args, **kwargs):
         if trainer.state.global_step == step:
             os.kill(os.getpid(), number)
-            while True:
-                time.sleep(0.01)
+            time.sleep(PATIENCE)
+            raise AssertionError("the signal was not heard")
         return generate(*args, **kwargs)
 
     trainer.engine.generate = sampled
+
+
+@pytest.fixture(autouse=True)
+def _hears_the_terminal():
+    """The suite itself may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")
@@ -41,26 +50,28 @@ def whole(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_stop_gives_up_rollouts_and_saves(whole, tmp_path, number):
-    for step in (2, 0):  # after two steps, and before the first
-        run = tmp_path / str(step)
-        trainer = make_trainer(run, **RUN)
-        endless_from(trainer, step, number)
-        before = signal.getsignal(number)
-        with session._stopping_on_signals(trainer):
-            trainer.train()
-        assert signal.getsignal(number) == before
-        assert trainer.stopped
-        assert session.ending(trainer) == "stopped"
-        assert [path.name for path in checkpoints(run)] == ([f"checkpoint-{step}"] if step else [])
-        assert not (run / "final").exists()
-        again = make_trainer(run, **RUN)
-        again.train(again.has_begun() or None)
-        results = [load_file(folder / "final" / "adapter_model.safetensors") for folder in (whole, run)]
-        assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
-        assert rows(run) == rows(whole)
-        assert rows(run, "samples.jsonl") == rows(whole, "samples.jsonl")
+@pytest.mark.parametrize(
+    ("number", "step"), [(signal.SIGTERM, 2), (signal.SIGINT, 1), (signal.SIGHUP, 0)], ids=lambda value: str(value)
+)
+def test_a_stop_gives_up_rollouts_and_saves(whole, tmp_path, number, step):
+    """After some steps, and before the first."""
+    run = tmp_path / str(step)
+    trainer = make_trainer(run, **RUN)
+    endless_from(trainer, step, number)
+    before = signal.getsignal(number)
+    with session._stopping_on_signals(trainer):
+        trainer.train()
+    assert signal.getsignal(number) == before
+    assert trainer.stopped
+    assert session.ending(trainer) == "stopped"
+    assert [path.name for path in checkpoints(run)] == ([f"checkpoint-{step}"] if step else [])
+    assert not (run / "final").exists()
+    again = make_trainer(run, **RUN)
+    again.train(again.has_begun() or None)
+    results = [load_file(folder / "final" / "adapter_model.safetensors") for folder in (whole, run)]
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+    assert rows(run) == rows(whole)
+    assert rows(run, "samples.jsonl") == rows(whole, "samples.jsonl")
 
 
 def test_the_models_own_sampling_ends_between_two_tokens(tmp_path):
@@ -91,7 +102,7 @@ def test_a_second_request_interrupts_at_once(tmp_path, first, pause, monkeypatch
         monkeypatch.setattr(session.time, "monotonic", lambda: clock() + pause)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), first)
-            time.sleep(1)
+            time.sleep(PATIENCE)
 
 
 def test_a_run_under_nohup_does_not_hear_the_terminal_close(tmp_path):

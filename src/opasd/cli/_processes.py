@@ -93,7 +93,7 @@ def relaunch(args: list[str], count: int) -> int:
         previous = {
             number: signal.signal(number, lambda number, _: _hand_on(number, Path(meeting), launcher))
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-            if signal.getsignal(number) != signal.SIG_IGN
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # under nohup it is ignored
         }
         try:
             code = launcher.wait()

@@ -1,4 +1,4 @@
-"""A step whose rollouts do not all fit into memory: smaller micro-batches, and in the end without a rollout too long."""
+"""A step whose rollouts do not fit into memory: smaller micro-batches, then without the rollout that is too long."""
 
 from typing import TYPE_CHECKING
 

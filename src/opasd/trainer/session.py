@@ -153,7 +153,8 @@ def _stopping_on_signals(trainer: OPASDTrainer) -> Iterator[None]:
             sampling.active = False
             raise Stopped
 
-    wanted = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    wanted = (signal.SIGTERM, signal.SIGINT, *(() if under_nohup else (signal.SIGHUP,)))
     previous = {number: signal.signal(number, request) for number in wanted}
     try:
         yield

@@ -80,7 +80,7 @@ class SwappingEngine(AdapterEngine):
             completions = self._engine.generate(prompts, sampling, seeds)
         if any(completion.finish_reason == "error" for completion in completions):
             raise NonFiniteError(
-                f"{self._path or self._config.name_or_path}: NaN or infinity in the model's output, so it has no score; "
+                f"{self._path or self._config.name_or_path}: NaN or infinity in the output, so it has no score; "
                 "give an earlier checkpoint, or another --dtype"
             )
         return completions

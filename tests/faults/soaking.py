@@ -1,0 +1,67 @@
+"""Many steps of the embedded model: memory, descriptors and step time, with the slopes of their courses."""
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+BLOCKS = 20
+T_18 = 2.101
+"""97.5 % point of Student's t with BLOCKS - 2 degrees of freedom."""
+
+
+def slope(values: list[float]) -> tuple[float, float]:
+    """Return the slope for 100 steps and half the width of its 95 % interval, by a line through the means of blocks."""
+    size = len(values) // BLOCKS
+    means = [statistics.fmean(values[block * size : (block + 1) * size]) for block in range(BLOCKS)]
+    places = [block - (BLOCKS - 1) / 2 for block in range(BLOCKS)]
+    spread = sum(place**2 for place in places)
+    centre = statistics.fmean(means)
+    rate = sum(place * value for place, value in zip(places, means, strict=True)) / spread
+    rest = sum((value - centre - rate * place) ** 2 for place, value in zip(places, means, strict=True))
+    error = (rest / (BLOCKS - 2) / spread) ** 0.5
+    return rate / size * 100, T_18 * error / size * 100
+
+
+def soak(folder: Path, output: Path, steps: int) -> None:
+    """Train for so many steps and write what was measured."""
+    from transformers import TrainerCallback
+
+    from opasd.recipes import load_recipe
+    from opasd.run.records import Records
+    from opasd.trainer import session
+
+    config = load_recipe("lab").config()
+    train = config.train.model_copy(
+        update={"max_steps": steps, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+                "save_steps": 50, "save_total_limit": 2, "learning_rate": 1e-5}
+    )  # fmt: skip
+    rollout = config.rollout.model_copy(update={"max_new_tokens": 24})
+    config = config.model_copy(update={"train": train, "rollout": rollout, "validation_data": {}})
+    memory: list[float] = []
+    descriptors: list[float] = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            resident = Path("/proc/self/statm").read_text().split()[1]
+            memory.append(int(resident) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+
+    with session.opened(config, folder) as trainer:
+        trainer.add_callback(Watch())
+        trainer.train()
+    seconds = [row["seconds/step"] for row in Records(folder / "metrics.jsonl") if "grad_norm" in row]
+    measured = {
+        "memory": (memory, "MiB", 5.0),
+        "descriptors": (descriptors, "", 0.2),
+        "step time": (seconds, "s", 0.02),
+    }
+    report = {}
+    for name, (values, unit, allowed) in measured.items():
+        settled = values[len(values) // 5 :]  # the first fifth fills caches
+        rate, half = slope(settled)
+        text = f"{name} {statistics.fmean(settled):.4g} {unit}, {rate:+.2g} ± {half:.2g} {unit} in 100 steps"
+        # Flat: zero lies in the interval, or the slope is too small to matter in a week.
+        report[name] = {"text": " ".join(text.split()), "flat": abs(rate) <= half or abs(rate) < allowed}
+    output.write_text(json.dumps(report))
