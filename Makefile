@@ -8,7 +8,7 @@ VLLM    := .venv-vllm
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-faults test-vllm test-browser check format bench clean
+.PHONY: audit demo test test-faults test-vllm test-browser check format bench clean
 
 demo: $(READY)
 	$(BIN)/opasd demo
@@ -16,6 +16,11 @@ demo: $(READY)
 test: check
 	$(BIN)/pytest -n 2 -m "not vllm"
 	@$(BIN)/python tests/vllm/last.py
+
+# Known vulnerabilities in the pinned packages; asks the network.
+audit: $(READY)
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # Every fault done to real runs (kills, signals, full disks, damaged files, a soak); writes docs/reliability.md.
 test-faults: $(READY)

@@ -116,10 +116,11 @@ def ranks(place: Path) -> list[Result]:
         "SIGKILL of one process of two", f"the other ends within 35 s, one message with how to resume; {EXACT}"
     )
     starter = Result("SIGKILL of the command that started two", f"no process outlives it by 35 s; {EXACT}")
-    for result, times in ((rank, 1 if QUICK else 4), (starter, 1 if QUICK else 2)):
+    hung_up = Result("SIGHUP of the command that started two", f"a checkpoint, no process outlives it; {EXACT}")
+    for result, times in ((rank, 1 if QUICK else 4), (starter, 1 if QUICK else 2), (hung_up, 1)):
         slowest = 0.0
         for index in range(times):
-            name = f"{'rank' if result is rank else 'starter'}-{index}"
+            name = f"{result.fault.split()[2]}-{result.fault.split()[0]}-{index}"
             run = place / "runs" / name
             process = start("tiny.yaml", "--name", name)
             while len(rows(run)) < 3 + 3 * index:
@@ -127,7 +128,7 @@ def ranks(place: Path) -> list[Result]:
             pids = _of_run(name)
             began = time.monotonic()
             victim = random.choice(pids[1:] or pids) if result is rank else process.pid
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victim, signal.SIGHUP if result is hung_up else signal.SIGKILL)
             errors = process.communicate()[1]
             while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < began + 60:
                 time.sleep(0.05)
@@ -142,7 +143,7 @@ def ranks(place: Path) -> list[Result]:
             same(result, run, place / "runs" / "whole")
         result.expect(slowest < 35, f"{slowest:.0f} s")
         result.notes.append(f"slowest {slowest:.1f} s")
-    return [rank, starter]
+    return [rank, starter, hung_up]
 
 
 def _of_run(name: str) -> list[int]:

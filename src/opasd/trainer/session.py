@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from transformers import TrainingArguments, set_seed
+from transformers.training_args import trainer_log_levels
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.config import DataConfig, RunConfig, TrainConfig
@@ -118,14 +119,13 @@ def training_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
         if wanted <= {bool, int, float} and type(value) not in wanted:
             kinds = " or ".join(sorted(kind.__name__ for kind in wanted))
             raise ConfigError(f"train.extra.{name}: got {value!r}; give {kinds}")
+        if name.startswith("log_level") and value not in trainer_log_levels:
+            raise ConfigError(f"train.extra.{name}: got {value!r}; use one of {', '.join(trainer_log_levels)}")
     settings: dict[str, Any] = config.model_dump(exclude={"extra"}) | {"report_to": list(config.report_to)}
     settings |= config.extra
     use_liger = settings.pop("use_liger_kernel")
     try:
         arguments = TrainingArguments(output_dir=str(folder), **settings)
-        arguments.get_process_log_level()
-    except KeyError as error:  # a table of transformers, such as that of log_level, does not have the word
-        raise ConfigError(f"train.extra ({', '.join(config.extra)}): {error} is not known; change it") from error
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise ConfigError(f"train: {error}") from error
     possible = arguments.device.type == "cuda" and is_liger_kernel_available()
