@@ -88,8 +88,8 @@ def _exits(done: "subprocess.CompletedProcess[str]") -> None:
     os._exit(done.returncode)
 
 
-def ranks(place: Path) -> list[Result]:
-    """A process of two that is killed, and the command that started them."""
+def write_recipe(place: Path) -> None:
+    """Write a small model, problems and a recipe of 30 steps."""
     make_model().save_pretrained(place / "model")
     TOKENIZER.save_pretrained(place / "model")
     problems = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
@@ -104,6 +104,11 @@ def ranks(place: Path) -> list[Result]:
         },
     }  # fmt: skip
     (place / "tiny.yaml").write_text(json.dumps(recipe))
+
+
+def ranks(place: Path) -> list[Result]:
+    """A process of two that is killed, and the command that started them."""
+    write_recipe(place)
 
     def start(*words: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "opasd", "train", *words, "--num-processes", "2"]
@@ -157,3 +162,34 @@ def _of_run(name: str) -> list[int]:
         if b"opasd.cli" in words and name.encode() in words:
             found.append(int(path.parent.name))
     return sorted(found)
+
+
+def sweeps(place: Path) -> list[Result]:
+    """A sweep that is killed again and again."""
+    write_recipe(place)
+    (place / "two.yaml").write_text(json.dumps({"recipe": "tiny.yaml", "grid": {"train.seed": [1, 2]}}))
+
+    def start(output: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "opasd", "sweep", "two.yaml", "--no-evaluation", "--output", output]
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(command, cwd=place, env=environment(), **silent)
+
+    if start("whole").wait():
+        raise SystemExit("the undisturbed sweep fails")
+    result = Result("SIGKILL of a sweep at random moments", f"the same command continues; {EXACT}")
+    for _ in range(1 if QUICK else 3):
+        process = start("killed")
+        seen = sum(len(rows(run)) for run in (place / "killed").glob("*/"))
+        while process.poll() is None and sum(len(rows(run)) for run in (place / "killed").glob("*/")) < seen + 5:
+            time.sleep(0.02)
+        pids = _of_run(str(place / "killed")) or _of_run("killed")
+        process.kill()
+        result.tried += process.wait() == -signal.SIGKILL
+        ended = time.monotonic() + 35
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < ended:
+            time.sleep(0.05)
+        result.expect(not any(Path(f"/proc/{pid}").exists() for pid in pids), "a process outlives it")
+    result.expect(start("killed").wait() == 0, "does not end")
+    for run in (place / "whole").glob("*/config.yaml"):
+        same(result, place / "killed" / run.parent.name, run.parent)
+    return [result]

@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from tests.faults import soaking
-from tests.faults.commands_killed import commands, ranks
+from tests.faults.commands_killed import commands, ranks, sweeps
 from tests.faults.common import EXACT, QUICK, Result, child, end_of, same, train, undisturbed
 from tests.faults.page import page
 from tests.processes import ROOT, environment
@@ -223,7 +223,7 @@ def short_suite(place: Path) -> list[Result]:
 
 
 SCENARIOS = {
-    function.__name__: function for function in (kills, signals, full_disks, commands, ranks, soak, short_suite)
+    function.__name__: function for function in (kills, signals, full_disks, commands, sweeps, ranks, soak, short_suite)
 }
 
 

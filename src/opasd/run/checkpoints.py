@@ -55,6 +55,13 @@ def newest_checkpoint(folder: Path, needed: Iterable[str]) -> tuple[Path, int] |
     return None
 
 
+def _is_zip(file: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(file)
+    except zipfile.BadZipFile:  # its end names other disks
+        return False
+
+
 def _step(path: Path) -> int:
     return TrainerState.load_from_json(str(path / "trainer_state.json")).global_step
 
@@ -66,7 +73,7 @@ def _damage(path: Path, needed: Iterable[str]) -> str | None:
         if missing := [pattern for pattern in needed if not any(path.rglob(pattern))]:
             return f"it has no {missing[0]}"
         for file in sorted(path.rglob("*")):
-            if file.suffix in (".pt", ".pth") and not zipfile.is_zipfile(file):
+            if file.suffix in (".pt", ".pth") and not _is_zip(file):
                 return f"{file.name} is cut"
             if file.suffix == ".safetensors":
                 try:
