@@ -437,3 +437,21 @@ def _value(cell):
         return float(cell)
     except ValueError:
         return sum(map(ord, cell))
+
+
+def test_latex_is_rendered_and_can_be_left_as_text(open_page, tmp_path):
+    text = r"So $x^{{2}} + \frac{{1}}{{n}}$ costs $5 or $6, $\unknown{{3}}$. \[\sum_{{i=1}}^{{9}} i\] \boxed{{{n}}}"
+    paths = [make_run(tmp_path, name, text=text, samples=6) for name in ("a", "b")]
+    page = open_page(write_report(build_report(read_runs(paths)), tmp_path / "out"), ready=READY)
+    card = page.locator("#explorer article").first
+    assert card.locator("math").count() == 3
+    assert card.locator("mfrac").count() == 1
+    assert r"costs $5 or $6, $\unknown{3}$." in card.inner_text()
+    page.locator("#math").click()
+    assert page.locator("math").count() == 0
+    assert r"$x^{2} + \frac{1}{" in card.locator("pre").last.inner_text()
+    page.locator("#math").click()
+    assert card.locator("math").count() == 3
+    page.fill("[name=search]", "frac")
+    page.wait_for_timeout(300)
+    assert "frac" in card.locator("mark").first.inner_text(), "what is searched is shown as it was written"

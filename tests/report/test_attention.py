@@ -147,3 +147,25 @@ def test_many_records_go_into_side_files_and_each_run_has_one_in_the_page(tmp_pa
     assert list(made.side_pages) == ["attention/part-002.html"]
     assert 'href="attention/part-002.html"' in page
     assert sum(text.count('"kind":"opasd attention"') for text in (page, *made.side_pages.values())) == 5
+
+
+def test_each_head_is_kept_beside_their_mean_and_rho_is_split(subject, rollout):
+    scorer = Scorer(subject.before, 1)
+    stage = Stage("as it is", scorer)
+    record = make_record(rollout, [stage], stage, subject.tokenizer, AttentionLossConfig(), about={})
+    (layer,), (view,) = record["layers"], record["views"]
+    assert is_record(json.loads(json.dumps(record)))
+    heads = scorer.model.config.num_attention_heads
+    assert len(layer["heads"]) == len(view["heads"]) == heads
+    lengths = record["seen"]["teacher"]
+    mean = sum(row for head in layer["heads"] for row in [unpacked(head["teacher"], lengths)[-1]]) / heads
+    assert mean == pytest.approx(unpacked(layer["teacher"], lengths)[-1], abs=0.01)
+    begin, end = record["teacher"]["text"]
+    assert "".join(record["teacher"]["tokens"][begin:end]).strip() == rollout.pair.problem.solution.strip()
+    row = unpacked(layer["teacher"], lengths)[3]
+    assert layer["rho_text"][3] == pytest.approx(row[begin:end].sum(), rel=0.05)
+    assert all(0 <= own <= whole for own, whole in zip(layer["rho_text"], layer["rho"], strict=True))
+    without = make_record(rollout, [stage], stage, subject.tokenizer, AttentionLossConfig(), about={}, heads=False)
+    assert without["layers"][0]["heads"] == []
+    damaged = {**record, "layers": [{**layer, "heads": [{**layer["heads"][0], "rho": [1.0]}]}]}
+    assert not is_record(damaged)

@@ -27,6 +27,10 @@ def run(args: list[str]) -> int:
     parser.add_argument(
         "--layers", metavar="K|N,N|all", help="the last K layers, those numbered from 0, or all (default: the run's)"
     )
+    parser.add_argument(
+        "--heads", action=argparse.BooleanOptionalAction, default=None,
+        help="keep each head beside their mean (default: where that is small)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampled answer (default: 0)")
     parser.add_argument(
         "--max-new-tokens", type=whole_number(1), metavar="N", help="longest answer (default: the run's)"

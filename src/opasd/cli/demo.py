@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opasd.report.run import Run
 
 METHODS = {"OPSD": "lab-opsd", "OPASD": "lab"}
+FEW_STEPS = "Six steps show that it runs; they are too few to learn much from. `opasd demo` takes 40."
 HEADER = ("", "accuracy", "against base", "response length", "truncated", "markers / 1k tokens")
 
 
@@ -52,9 +53,11 @@ def run(args: list[str]) -> int:
     except OSError as error:
         raise ConfigError(f"cannot make {folder}: {error.strerror}; give another --output") from error
     steps = options.steps or (6 if options.quick else None)
-    compare(folder, seed=options.seed, steps=steps, problems=options.problems or (300 if options.quick else 1200))
-    if options.quick and options.steps is None:
-        sys.stdout.write("Six steps show that it runs; they are too few to learn much from. `opasd demo` takes 40.\n")
+    problems = options.problems or (300 if options.quick else 1200)
+    remark = FEW_STEPS if options.quick and options.steps is None else ""
+    compare(folder, seed=options.seed, steps=steps, problems=problems, remark=remark)
+    if remark:
+        sys.stdout.write(f"{remark}\n")
     sys.stdout.flush()
     return 0
 
@@ -90,10 +93,13 @@ class Graded:
         )
 
 
-def compare(folder: Path, *, seed: int = 42, steps: int | None = None, problems: int = 1200) -> list[Graded]:
+def compare(
+    folder: Path, *, seed: int = 42, steps: int | None = None, problems: int = 1200, remark: str = ""
+) -> list[Graded]:
     """Evaluate the base, train and evaluate both methods, and write the table, the page and the raw results.
 
-    `steps` defaults to the recipe's; with 1,200 problems the interval is at most ±3 points.
+    `steps` defaults to the recipe's; with 1,200 problems the interval is at most ±3 points. `remark` is what the page
+    says before its numbers.
     """
     from opasd.cli._preview import arithmetic
     from opasd.data.made.counts import make_problems
@@ -111,7 +117,7 @@ def compare(folder: Path, *, seed: int = 42, steps: int | None = None, problems:
         if train(RunFolder.create(config, target.name).config, target) == "stopped":
             raise KeyboardInterrupt
         models.append(Graded(name, _answers(config, target / "final", held_out)))
-    _write(folder, models, held_out, seconds=time.monotonic() - began)
+    _write(folder, models, held_out, seconds=time.monotonic() - began, remark=remark)
     return models
 
 
@@ -141,7 +147,7 @@ def _answers(config: "RunConfig", adapter: Path | None, held_out: "Sequence[Prob
     return answer(held_out, engine, builder, tokenizer, settings.sampling, seed=settings.seed)
 
 
-def _write(folder: Path, models: list[Graded], held_out: "Sequence[Problem]", *, seconds: float) -> None:
+def _write(folder: Path, models: list[Graded], held_out: "Sequence[Problem]", *, seconds: float, remark: str) -> None:
     """Write results.json and the page, and print the table."""
     from opasd.evaluation.statistics import estimate, paired_difference
     from opasd.report.build import build_report, write_report
@@ -160,7 +166,8 @@ def _write(folder: Path, models: list[Graded], held_out: "Sequence[Problem]", *,
     }
     results = json.dumps({"problems": len(held_out), "models": measured}, indent=1)
     (folder / "results.json").write_text(results, encoding="utf-8")
-    page = write_report(build_report(_report_runs(folder, models, held_out), title="opasd demo"), folder)
+    runs = _report_runs(folder, models, held_out)
+    page = write_report(build_report(runs, title="opasd demo", explain=True, remark=remark), folder)
     say(f"{len(held_out)} held-out problems, one answer each; {seconds:.0f} s; the page: {page}")
 
 

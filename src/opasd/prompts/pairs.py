@@ -57,6 +57,8 @@ class PromptPair:
     """How many of the solution's tokens did not fit."""
     student_template: tuple[range, ...] = ()
     """The chat template's own tokens in the student's context: not the message's, nor a configured system prompt's."""
+    shown: range = range(0)
+    """The tokens of the solution's (or answer's) own text within the reference block, without the words around it."""
 
 
 class PromptPairs(Sequence[PromptPair]):
@@ -176,6 +178,7 @@ class PromptBuilder:
                 neutralised=draft.neutralised,
                 solution_tokens_cut=cut,
                 student_template=student.template,
+                shown=_own_text(teacher, message),
             )
             _check_question(pair, (student, teacher), spans)
             return pair
@@ -336,6 +339,14 @@ class PromptBuilder:
             message = self._teacher_message(draft.question, {**draft.shown, "solution": solution})
             encoded = self._encode("teacher", message, thinking)
         return encoded, message, len(spans) - keep
+
+
+def _own_text(teacher: Encoded, message: Message) -> range:
+    """Return the tokens from the first to the last text that the reference shows."""
+    spans = [teacher.span(message.spans[name]) for name in ("solution", "answer") if name in message.spans]
+    return (
+        teacher.tokens_touching((min(span[0] for span in spans), max(span[1] for span in spans))) if spans else range(0)
+    )
 
 
 def _cut(text: str, spans: Sequence[Span], keep: int, policy: CutPolicy) -> str:

@@ -66,6 +66,7 @@ def attend(
     layers: Layers | None = None,
     seed: int = 0,
     max_new_tokens: int | None = None,
+    heads: bool | None = None,
     out: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
@@ -97,13 +98,15 @@ def attend(
         answer = str(subject.tokenizer.decode(list(rollout.completion_ids), skip_special_tokens=True))
         about = {
             "title": f"{subject.name}, problem {number}",
+            "run": subject.name,
+            "number": number,
             "model": subject.config.model.name_or_path,
             "trajectory": sampled if text is None else "given",
             "correct": None if problem.answer is None else is_correct(answer, problem.answer),
             "teacher_note": _teacher_note(subject),
         }
-        records.append(make_record(rollout, stages, teacher, subject.tokenizer, config, about=about))
-    about = f"{subject.config.model.name_or_path} · attention, averaged over heads"
+        records.append(make_record(rollout, stages, teacher, subject.tokenizer, config, about=about, heads=heads))
+    about = f"{subject.config.model.name_or_path} · attention by layer and head"
     page = viewer_page(f"Where {subject.name} looks", about, records)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

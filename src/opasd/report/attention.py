@@ -31,6 +31,8 @@ from opasd.report.viewer import KIND, VERSION, packed
 
 CHUNK = 64
 """The number of steps whose attention is computed at once."""
+HEADS = 4_000_000
+"""Each head is kept by default up to so many weights of a layer: steps × positions × heads."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class LayerRows:
     student_TJ: Tensor
     divergence_T: Tensor
     solution_mass_T: Tensor
+    """ρ_t, of the whole reference block."""
+
+    def mass_on(self, own_text: range, alignment: Alignment) -> Tensor:
+        """Return [T], the part of ρ_t that is on the solution's own text and not on the words around it."""
+        block_T = self.teacher_TS[:, alignment.solution].sum(-1)
+        own_T = self.teacher_TS[:, own_text.start : own_text.stop].sum(-1)
+        return torch.where(block_T > 0, self.solution_mass_T * own_T / block_T.clamp_min(1e-30), 0.0)
 
 
 def layer_rows(
@@ -90,8 +99,11 @@ def make_record(
     config: AttentionLossConfig,
     *,
     about: dict[str, Any],
+    heads: bool | None = None,
 ) -> dict[str, Any]:
-    """Return what the viewer shows of one trajectory, with `about` added unchanged."""
+    """Return what the viewer shows of one trajectory, with `about` added unchanged.
+
+    `heads`: whether each head is kept beside their mean; by default where that is small."""
     alignment = align(
         rollout.pair, rollout.num_tokens, support=config.support, query=config.query, first_token=config.first_token
     )
@@ -101,21 +113,19 @@ def make_record(
     assert teacher.scorer.capture is not None
     from_the_end = [teacher.scorer.capture.depth - number for number in teacher.scorer.capture.numbers]
     layers, views = {}, []
+    size = rollout.num_tokens * len(rollout.teacher_ids) * teacher_layers[0].query_HTD.shape[0]
+    with_heads = size <= HEADS if heads is None else heads
     for stage in stages:
         with stage.entered():
             student_layers = stage.scorer([rollout], "student", query=config.query)[0].layers
         for depth, pair in enumerate(zip(student_layers, teacher_layers, strict=True)):
-            rows = layer_rows(*pair, alignment, config)
             number = from_the_end[depth]
+            parts = [pair, *(zip(*map(_each_head, pair), strict=True) if with_heads else ())]
+            both = [_packed_rows(layer_rows(*part, alignment, config), rollout, alignment, seen) for part in parts]
+            (teaching, learning), *each = both
             if number not in layers:
-                layers[number] = {
-                    "layer": number,
-                    "teacher": _pack(rows.teacher_TS, seen["teacher"]),
-                    "projected": _pack(rows.projected_TJ, seen["shared"]),
-                    "rho": _short(rows.solution_mass_T),
-                }
-            student = {"student": _pack(rows.student_TJ, seen["shared"]), "divergence": _short(rows.divergence_T)}
-            views.append({"stage": stage.name, "layer": number, **student})
+                layers[number] = {"layer": number, **teaching, "heads": [own for own, _ in each]}
+            views.append({"stage": stage.name, "layer": number, **learning, "heads": [own for _, own in each]})
     pair = rollout.pair
     return {
         "kind": KIND,
@@ -123,6 +133,7 @@ def make_record(
         **about,
         "problem": {"id": pair.problem.id, "question": pair.problem.question, "answer": pair.problem.answer},
         "divergence": config.divergence,
+        "jsd_beta": config.jsd_beta,
         "handling": config.handling,
         "query": config.query,
         "student": {"tokens": token_texts(tokenizer, rollout.student_ids), "prompt": len(pair.student_ids)},
@@ -130,12 +141,41 @@ def make_record(
             "tokens": token_texts(tokenizer, rollout.teacher_ids),
             "prompt": len(pair.teacher_ids),
             "solution": [pair.reference.start, pair.reference.stop],
+            "text": [pair.shown.start, pair.shown.stop],
         },
         "shared": {"student": alignment.student_shared.tolist(), "teacher": alignment.teacher_shared.tolist()},
         "seen": seen,
         "layers": list(layers.values()),
         "views": views,
     }
+
+
+def _each_head(role: LayerAttention) -> list[LayerAttention]:
+    """Return each query head with the keys that it reads."""
+    heads, shared = role.query_HTD.shape[0], role.query_HTD.shape[0] // role.key_KSD.shape[0]
+    return [
+        replace(
+            role,
+            query_HTD=role.query_HTD[n : n + 1],
+            key_KSD=role.key_KSD[n // shared : n // shared + 1],
+            sinks_H=None if role.sinks_H is None else role.sinks_H[n : n + 1],
+        )
+        for n in range(heads)
+    ]
+
+
+def _packed_rows(
+    rows: LayerRows, rollout: Rollout, alignment: Alignment, seen: dict[str, list[int]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the teacher's part of a record, and the student's."""
+    teaching = {
+        "teacher": _pack(rows.teacher_TS, seen["teacher"]),
+        "projected": _pack(rows.projected_TJ, seen["shared"]),
+        "rho": _short(rows.solution_mass_T),
+    }
+    if rollout.pair.shown:
+        teaching["rho_text"] = _short(rows.mass_on(rollout.pair.shown, alignment))
+    return teaching, {"student": _pack(rows.student_TJ, seen["shared"]), "divergence": _short(rows.divergence_T)}
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

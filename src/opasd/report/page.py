@@ -16,7 +16,7 @@ from opasd.report.tables import Table, forms, to_html
 from opasd.report.text import digest, embedded, safe
 
 GENERATOR = "opasd report"
-VIEWER = ("viewer.js",)
+VIEWER = ("overview.js", "slide.js", "viewer.js")
 
 
 class Page:

@@ -61,7 +61,7 @@ def _comparison(runs: Sequence[Run], group: Group, *, is_open: bool) -> str:
     question = safe(shortened(reference.question or reference.problem, 700))
     known = f"Known answer: <b><bdi>{safe(shortened(reference.answer, 200))}</bdi></b>"
     return (
-        f'<details class="card"{" open" if is_open else ""}><summary dir="auto"><span class="soft small">'
+        f'<details class="card tex"{" open" if is_open else ""}><summary dir="auto"><span class="soft small">'
         f"{safe(reference.dataset + step)}</span> <bdi>{question}</bdi></summary>"
         + (f'<p class="small" dir="auto">{known}</p>' if reference.answer else "")
         + f'<div class="pairs">{cards}</div></details>'

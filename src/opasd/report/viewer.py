@@ -40,7 +40,7 @@ def packed(rows: Sequence[np.ndarray]) -> dict[str, Any]:
     steps = [quantised(row) for row in rows]
     levels = b"".join(levels.tobytes() for levels, _ in steps)
     return {
-        "rows": base64.b64encode(zlib.compress(levels, 9)).decode(),
+        "rows": base64.b64encode(zlib.compress(levels, 6)).decode(),
         "largest": [float(f"{largest:.5g}") for _, largest in steps],
     }
 
@@ -57,6 +57,10 @@ def is_record(record: Any) -> bool:
         packs = [layer[name] for layer in record["layers"] for name in ("teacher", "projected")]
         packs += [view["student"] for view in record["views"]]
         curves = [layer["rho"] for layer in record["layers"]] + [view["divergence"] for view in record["views"]]
+        heads = [head for part in (*record["layers"], *record["views"]) for head in part.get("heads", ())]
+        packs += [head[name] for head in heads for name in ("teacher", "projected", "student") if name in head]
+        curves += [head["rho"] if "rho" in head else head["divergence"] for head in heads]
+        curves += [layer["rho_text"] for layer in (*record["layers"], *heads) if "rho_text" in layer]
         return (
             steps > 0
             and len(record["seen"]["shared"]) == steps

@@ -225,9 +225,10 @@
         const part = highlight(text.slice(0, long), needle);
         const all = make("button", { type: "button", className: "tool",
           textContent: `show all ${text.length.toLocaleString("en")} characters` });
-        all.addEventListener("click", () => { part.replaceWith(whole()); all.remove(); });
+        all.addEventListener("click", () => { const rest = whole(); part.replaceWith(rest); if (!needle) opasd.typeset(rest); all.remove(); });
         node.append(part, all);
       }
+      if (!needle) opasd.typeset(node);
       if (left) node.append(make("p", { className: "small soft", textContent:
         `${left.toLocaleString("en")} characters in the middle are only in the side files.` }));
       return node;
