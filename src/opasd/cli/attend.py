@@ -39,6 +39,10 @@ def run(args: list[str]) -> int:
         "--output", "--out", dest="out", type=Path, metavar="FILE",
         help="page to write (default: in the run's attention folder)",
     )  # fmt: skip
+    parser.add_argument(
+        "--figures", type=Path, metavar="DIR",
+        help="also draw the first problem's two contexts and its projection there, as SVG",
+    )  # fmt: skip
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the model")
     options = parser.parse_args(args)
     if options.completion is not None and len(options.numbers) > 1:

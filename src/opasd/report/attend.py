@@ -32,6 +32,7 @@ from opasd.recipes import load_recipe
 from opasd.recipes.checking import checked
 from opasd.report.attention import Stage, make_record
 from opasd.report.page import GENERATOR, viewer_page
+from opasd.report.picture import contexts, projection
 from opasd.report.text import slug
 from opasd.report.viewer import is_record
 from opasd.rollout.engine import derive_seed
@@ -68,6 +69,7 @@ def attend(
     max_new_tokens: int | None = None,
     heads: bool | None = None,
     out: Path | None = None,
+    figures: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
     """Write the page, and a run's records beside it, and return the page's path."""
@@ -113,6 +115,10 @@ def attend(
         write_text(target, page.html(), errors="replace")
         for file, record in zip(record_files, records, strict=False):
             write_text(file, json.dumps(record))
+        if figures:
+            figures.mkdir(parents=True, exist_ok=True)
+            write_text(figures / "contexts.svg", contexts(records[0]))
+            write_text(figures / "projection.svg", projection(records[0]))
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}; give another --output") from error
     return target

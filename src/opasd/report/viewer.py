@@ -45,6 +45,14 @@ def packed(rows: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
+def unpacked(pack: dict[str, Any], lengths: Sequence[int]) -> list[np.ndarray]:
+    """Return the rows of these lengths that were packed, as far as they were stored."""
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(pack["rows"])), np.uint8)
+    shares = np.where(levels > 0, 2.0 ** ((levels.astype(float) - 1) * OCTAVES / LEVELS - OCTAVES), 0.0)
+    rows = np.split(shares, np.cumsum(lengths)[:-1])
+    return [largest * row for row, largest in zip(rows, pack["largest"], strict=True)]
+
+
 def is_record(record: Any) -> bool:
     """Return whether the viewer can show the record: its kind and version, and that all parts fit together."""
     try:
