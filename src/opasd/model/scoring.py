@@ -14,8 +14,8 @@ Shapes: B rows of a forward, N positions of a row, T tokens of a rollout, E hidd
 import functools
 import inspect
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ from opasd.model.unwrap import model_type, unwrap
 from opasd.prompts.rollout import Rollout
 
 Layout = Literal["padded", "packed"]
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names that families give to the largest absolute logit."""
 _log = logging.getLogger(__name__)
 
 
@@ -97,25 +99,52 @@ class Scorer:
 
     def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype, list[CapturedLayer]]:
         """Return the hidden states of all positions, the last logits, the head's precision and the captured layers."""
-        outputs: list[tuple[Tensor, torch.dtype]] = []
+        decoders = _decoders(self.model)
+        outputs: dict[nn.Module, list[tuple[Tensor, torch.dtype]]] = {decoder: [] for decoder in decoders}
 
-        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        def keep(module: nn.Module, _args: Any, output: Any) -> None:
             kind = output[0].device.type
             autocast = torch.is_autocast_enabled(kind)
-            outputs.append((output[0], torch.get_autocast_dtype(kind) if autocast else output[0].dtype))
+            outputs[module].append((output[0], torch.get_autocast_dtype(kind) if autocast else output[0].dtype))
 
-        hook = _decoder(self.model).register_forward_hook(keep)
-        try:
-            with self.capture() if self.capture else nullcontext([]) as captured:
-                output = self.model(**inputs, use_cache=False, **self._keep_last)
-        finally:
-            hook.remove()
-        if len(outputs) != 1:
+        with ExitStack() as stack:
+            for decoder in decoders:
+                stack.callback(decoder.register_forward_hook(keep).remove)
+            captured = stack.enter_context(self.capture() if self.capture else nullcontext([]))
+            output = self.model(**inputs, use_cache=False, **self._keep_last)
+        # Some families (OPT, BART) call the inner part and never the one around it.
+        runs = next(filter(None, outputs.values()), [])
+        if len(runs) != 1:
             raise CaptureError(
-                f"the {model_type(self.model)} model ran its decoder {len(outputs)} times in one forward"
+                f"the {model_type(self.model)} model ran its decoder {len(runs)} times in one forward, so its final "
+                "hidden states are unknown; this model type is not supported"
             )
-        hidden_BNE, precision = outputs[0]
+        hidden_BNE, precision = runs[0]
         return hidden_BNE, output.logits[:, -1], precision, captured
+
+    @torch.no_grad()
+    def check_causal(self) -> None:
+        """Refuse a model in which a token changes what comes before it; two rows differ in their last token alone."""
+        ids = [(1, 0, 1, 0, 0, 0), (1, 0, 1, 0, 0, 1)]
+        with evaluating(self.model):
+            hidden_BNE, *_ = self._run(pad(self.model, ids)[0])
+        first, second = hidden_BNE[:, :-1].float()
+        if relative_error(first, second) > tolerance(hidden_BNE):
+            raise CaptureError(
+                f"the {model_type(self.model)} model looks ahead: a token changes the hidden states before it, so no "
+                "role can judge a rollout; use a causal language model"
+            )
+
+    @torch.no_grad()
+    def next_logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """[B, V] The logits after each sequence, from one forward without a cache."""
+        inputs, spans = pad(self.model, sequences)
+        hidden_BNE, last_logits_BV, precision, _ = self._run(inputs)
+        head = output_head(self.model).detach()
+        self._verify_head(head, hidden_BNE, last_logits_BV, precision)
+        rows = torch.arange(len(spans), device=hidden_BNE.device)
+        ends = torch.tensor([end - 1 for _, _, end in spans], device=hidden_BNE.device)
+        return head.logits(hidden_BNE[rows, ends])
 
     def _verify_head(self, head: OutputHead, hidden_BNE: Tensor, logits_BV: Tensor, precision: torch.dtype) -> None:
         """Check once that the output head read off the model gives the model's own logits."""
@@ -147,16 +176,12 @@ class Scorer:
                 "one sequence's state into the next"
             )
         own_attention = unwrap(self.model).config._attn_implementation or "eager"
-        training = [module for module in self.model.modules() if module.training]
         restore_attention = varlen.use(self.model)
         reason: str | None = "the trial failed"
         try:
-            self.model.eval()  # dropout would look like sequences that mix
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(self.model):  # dropout would look like sequences that mix
                 reason = self._packing_difference(own_attention)
         finally:
-            for module in training:
-                module.training = True
             if reason is not None:
                 restore_attention()
         return reason
@@ -223,13 +248,28 @@ def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[
     return groups
 
 
-def _decoder(model: nn.Module) -> PreTrainedModel:
-    """Return the part of the model that ends in the hidden states its output head reads."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the block, the model computes without dropout."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _decoders(model: nn.Module) -> list[PreTrainedModel]:
+    """Return the parts of the model that may end in the hidden states its output head reads, the outermost first."""
     base = unwrap(model)
-    for candidate in (base.base_model, base.get_decoder(), getattr(base, "model", None)):
-        if isinstance(candidate, PreTrainedModel) and candidate is not base:
-            return candidate
-    raise CaptureError(f"the {model_type(model)} model has no decoder apart from its output head; it is not supported")
+    parts = (base.base_model, base.get_decoder(), getattr(base, "model", None))
+    found = [part for part in dict.fromkeys(parts) if isinstance(part, PreTrainedModel) and part is not base]
+    if not found:
+        raise CaptureError(
+            f"the {model_type(model)} model has no decoder apart from its output head; it is not supported"
+        )
+    return found
 
 
 def output_head(model: nn.Module) -> OutputHead:
@@ -250,7 +290,7 @@ def output_head(model: nn.Module) -> OutputHead:
         whole(weight),
         None if bias is None else whole(bias),
         scale / (getattr(config, "logits_scaling", None) or 1.0),
-        getattr(config, "final_logit_softcapping", None),
+        next((cap for name in _SOFT_CAPS if (cap := getattr(config, name, None))), None),
     )
 
 

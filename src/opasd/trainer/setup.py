@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, PeftType, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.integrations.liger import apply_liger_kernel
@@ -49,6 +49,7 @@ def prepare_model(
         model = AutoModelForCausalLM.from_pretrained(str(model))
     if tokenizer is None:
         raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
+    check_family(model)
     if peft_config is not None and isinstance(model, PeftModel):
         raise ConfigError("the model has an adapter already; leave peft_config out, or merge it (merge_and_unload)")
     if peft_config is not None:
@@ -59,10 +60,34 @@ def prepare_model(
             "adapter with is_trainable=True"
         )
     turn_off_dropout(model)
-    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
-        name = type(model.active_peft_config).__name__
-        raise ConfigError(f"the adapter is a prompt ({name}), and a teacher needs the model without it; use LoRA")
+    if isinstance(model, PeftModel):
+        check_adapter(model.active_peft_config)
     return model, tokenizer
+
+
+def check_family(model: nn.Module) -> None:
+    """Refuse a model that does not write text from left to right."""
+    base = unwrap(model)
+    name = f"{type(base).__name__} ({base.config.model_type})"
+    if base.config.is_encoder_decoder:
+        raise ConfigError(
+            f"{name} has an encoder, which reads the whole text, and rollouts need a model that reads from left to "
+            "right; use a decoder-only model (AutoModelForCausalLM)"
+        )
+    if not base.can_generate():
+        raise ConfigError(f"{name} writes no text; load the model with AutoModelForCausalLM")
+
+
+def check_adapter(config: PeftConfig) -> None:
+    """Refuse an adapter that the method cannot train."""
+    name = type(config).__name__
+    if config.is_prompt_learning:
+        raise ConfigError(f"the adapter is a prompt ({name}), and a teacher needs the model without it; use LoRA")
+    if config.peft_type == PeftType.ADALORA:
+        raise ConfigError(
+            f"the adapter changes its ranks by a loss and a schedule of its own ({name}), which this trainer does not "
+            "run; use LoRA"
+        )
 
 
 def turn_off_dropout(model: nn.Module) -> None:

@@ -244,6 +244,7 @@ class OPASDTrainer(ResumableTrainer):
             with torch.random.fork_rng(devices):  # dropout in its probe must not move a resumed run's random numbers
                 captures = objective.attention_weight > 0 or self.loss_terms
                 scorer = Scorer(model, objective.attention.layers if captures else 0)
+                scorer.check_causal()
                 layout = choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
             self._scoring = scorer, layout
         return self._scoring

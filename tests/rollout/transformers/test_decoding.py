@@ -398,10 +398,12 @@ def test_where_slots_are_not_even_tried():
 def test_on_a_cpu_nothing_changes():
     """Resumed runs there depend on every bit."""
     model, prompts, seen = exact_model("qwen3"), make_prompts(), []
+    engine = TransformersEngine(model, STOP)
+    assert engine.cache_obstacle() == ""
     model.register_forward_pre_hook(
         lambda _module, _args, kwargs: seen.append(type(kwargs["past_key_values"]).__name__), with_kwargs=True
     )
-    TransformersEngine(model, STOP).generate(prompts, RANDOM, range(5))
+    engine.generate(prompts, RANDOM, range(5))
     assert set(seen) == {"DynamicCache"}
 
 

@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from opasd.config import SamplingConfig
-from opasd.errors import ConfigError
 from opasd.rollout.transformers import padded
 from opasd.rollout.transformers.engine import TransformersEngine
 from tests.models import FAMILIES, HYBRID, VOCABULARY, add_lora, fast, make_model
@@ -48,6 +47,13 @@ def cut(ids, stop) -> tuple[int, ...]:
 def alone(model, prompts, sampling, stop=NO_STOP):
     engine = TransformersEngine(model, stop)
     return [engine.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
+
+
+def tried(model, stop):
+    """An engine that has made its trial of the model's cache."""
+    engine = TransformersEngine(model, stop)
+    assert engine.cache_obstacle() == ""
+    return engine
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -137,16 +143,17 @@ def test_the_limit_is_exact(limit):
 
 def test_nothing_is_computed_after_the_last_end(monkeypatch):
     model, prompts, calls = exact_model("qwen3"), make_prompts(), []
+    engine = tried(model, frozenset(range(VOCABULARY)))
     model.register_forward_pre_hook(
         lambda _module, _args, kwargs: calls.append(kwargs["input_ids"].shape), with_kwargs=True
     )
-    TransformersEngine(model, frozenset(range(VOCABULARY))).generate(prompts, GREEDY, range(5))
+    engine.generate(prompts, GREEDY, range(5))
     assert calls == [(5, 26)]
     calls.clear()
     free = [completion.ids for completion in alone(model, prompts, GREEDY)]
-    stop = frozenset(ids[2] for ids in free[:4])
+    engine = tried(model, frozenset(ids[2] for ids in free[:4]))
     calls.clear()
-    completions = TransformersEngine(model, stop).generate(prompts, GREEDY, range(5))
+    completions = engine.generate(prompts, GREEDY, range(5))
     ends = [len(completion.ids) for completion in completions]
     assert len(calls) == max(ends)
     # A decoding step carries at most the rows that were still going, over the share that triggers a compaction.
@@ -188,8 +195,9 @@ def test_the_training_mode_is_restored_after_an_error():
 
 def test_no_graph_is_kept():
     model, logits = exact_model("qwen3").train(), []
+    engine = tried(model, NO_STOP)
     model.register_forward_hook(lambda _module, _args, output: logits.append(output.logits))
-    TransformersEngine(model, NO_STOP).generate(make_prompts(), RANDOM, range(5))
+    engine.generate(make_prompts(), RANDOM, range(5))
     assert not any(tensor.requires_grad for tensor in logits)
     assert all(tensor.shape[1] == 1 for tensor in logits)  # the prompt's logits are never made
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -237,7 +245,7 @@ def test_the_weights_of_the_moment_are_sampled():
 def test_a_row_without_a_distribution_ends_as_an_error(value, sampling):
     """It keeps a token at the bad position, so that the loss looks at it; its neighbours continue."""
     model, prompts = exact_model("qwen3"), make_prompts()
-    expected = alone(model, prompts, sampling)
+    expected, engine = alone(model, prompts, sampling), tried(model, NO_STOP)
     steps = itertools.count()
 
     def spoil(_module: nn.Module, _args: object, output) -> None:
@@ -245,7 +253,7 @@ def test_a_row_without_a_distribution_ends_as_an_error(value, sampling):
             output.logits[1] = value  # rows are sorted by length: the second longest prompt
 
     model.register_forward_hook(spoil)
-    completions = TransformersEngine(model, NO_STOP).generate(prompts, sampling, range(5))
+    completions = engine.generate(prompts, sampling, range(5))
     assert completions[1].finish_reason == "error"
     assert completions[1].ids[:4] == expected[1].ids[:4]
     assert len(completions[1].ids) == 5
@@ -259,9 +267,3 @@ def test_broken_weights_end_at_once():
         model.lm_head.weight.fill_(math.nan)
     completions = TransformersEngine(model, NO_STOP).generate(make_prompts(), RANDOM, range(5))
     assert {(len(completion.ids), completion.finish_reason) for completion in completions} == {(1, "error")}
-
-
-def test_a_model_without_a_key_value_cache_is_refused():
-    model = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, state_size=2, num_hidden_layers=1))
-    with pytest.raises(ConfigError, match="mamba keeps no key-value cache, so the transformers engine cannot sample"):
-        TransformersEngine(model, frozenset())

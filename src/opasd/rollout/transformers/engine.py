@@ -1,13 +1,12 @@
 """Sample rollouts from the training model itself, through transformers.
 
 On a GPU, a model with a plain cache is decoded in slots (`decoding`); any other is decoded in padded batches
-(`padded`). Adapters stay adapters: nothing is merged into the base.
+(`padded`), or without a cache if it takes none (`whole`). Adapters stay adapters: nothing is merged into the base.
 """
 
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from inspect import signature
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.device import short_of_memory
-from opasd.errors import ConfigError
 from opasd.model.sharding import shards
 from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
@@ -26,6 +24,7 @@ from opasd.rollout.transformers.decoding import SlotPlan, decode_in_slots
 from opasd.rollout.transformers.padded import decode_padded
 from opasd.rollout.transformers.slots import fits
 from opasd.rollout.transformers.trial import NOT_FINITE, make_slot_plan
+from opasd.rollout.transformers.whole import cache_obstacle, decode_whole
 
 _log = logging.getLogger(__name__)
 
@@ -43,16 +42,12 @@ class TransformersEngine(RolloutEngine):
         max_batch: int = 256,
         decoding: Literal["auto", "slots", "padded"] = "auto",
     ) -> None:
-        if "past_key_values" not in signature(unwrap(model).forward).parameters:
-            raise ConfigError(
-                f"{model_type(model)} keeps no key-value cache, so the transformers engine cannot sample from it; use "
-                "a model with attention layers, or another rollout.engine"
-            )
         self.model = model
         self.stop = stop
         self.max_batch = max_batch
         self.decoding = decoding
         self._plans: dict[object, SlotPlan | str] = {}
+        self._cache_obstacle: str | None = None
 
     @classmethod
     def for_training(
@@ -88,7 +83,8 @@ class TransformersEngine(RolloutEngine):
                         if isinstance(plan, SlotPlan):
                             decoded = decode_in_slots(unwrap(self.model), plan, *rest)
                         else:
-                            decoded = decode_padded(self.model, *rest)
+                            decode = decode_whole if self.cache_obstacle() else decode_padded
+                            decoded = decode(self.model, *rest)
                         completions.update((missing[index], completion) for index, completion in decoded)
                         continue
                     except RuntimeError as error:
@@ -99,6 +95,14 @@ class TransformersEngine(RolloutEngine):
         finally:
             self.model.train(was_training)
         return [completions[index] for index in range(len(prompts))]
+
+    def cache_obstacle(self) -> str:
+        """Return why the model is decoded without a cache, or nothing; the log says once that this is slow."""
+        if self._cache_obstacle is None:
+            self._cache_obstacle = cache_obstacle(self.model)
+            if self._cache_obstacle:
+                _log.warning("rollouts are slow: %s, so every token reads its whole sequence", self._cache_obstacle)
+        return self._cache_obstacle
 
     def slot_plan(self) -> SlotPlan | str:
         """Return how to decode in slots, or the reason for padded batches; tried once for each form of the forward."""
