@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opasd.prompts.alignment import Alignment, align
     from opasd.prompts.pairs import PromptBuilder, PromptPair
     from opasd.prompts.rollout import Rollout
+    from opasd.trainer.arguments import OPASDArguments
     from opasd.trainer.trainer import OPASDTrainer
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ _NAMES = {
     "prompts.alignment": ("Alignment", "align"),
     "prompts.pairs": ("PromptBuilder", "PromptPair"),
     "prompts.rollout": ("Rollout",),
+    "trainer.arguments": ("OPASDArguments",),
     "trainer.trainer": ("OPASDTrainer",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from opasd.config import DataConfig
+from opasd.config import ColumnConfig, DataConfig
 from opasd.data.problems import DataReport, Problem, ProblemSet, load_problems
-from opasd.data.sets import RunSet, as_set
+from opasd.data.sets import RunSet, as_set, load_set
 from opasd.errors import ConfigError, DataError
 
 
@@ -30,7 +30,7 @@ WHOLE = (Problem("3?", "s", "3", "d"), Problem("3?", "s", "3", "e"))
 @pytest.mark.parametrize("make", [list, lambda problems: ProblemSet(tuple(problems), DataReport("made", None, 9, 9))])
 def test_problems_with_an_id_need_their_texts_too(make):
     for problem, column in zip(BLANK, ("solution", "solution", "question"), strict=True):
-        message = f'^problem "{problem.id}", row 2: column "{column}" is empty; fix the row or set data.on_bad_row'
+        message = f'^problem "{problem.id}", row 2: column "{column}" is empty; fix the row or set on_bad_row='
         with pytest.raises(DataError, match=message):
             as_set(make([WHOLE[0], problem, WHOLE[1]]), solutions=True)
     checked = as_set(make([*WHOLE, *BLANK]), "skip", solutions=True)
@@ -57,3 +57,60 @@ def test_what_is_a_set_already_stays_as_it_is():
     assert (checked.problems, checked.report, checked.on_bad_row) == (loaded.problems, loaded.report, "skip")
     own = RunSet((WHOLE[0],), loaded.report, "skip")
     assert as_set(own, "stop", solutions=False) is own
+
+
+ODD = [{"frage": "1 + 1?", "weg": "1 + 1 = 2", "wert": 2}, {"frage": "2 + 2?", "weg": "2 + 2 = 4", "wert": 4}]
+ODD_COLUMNS = {"question": "frage", "solution": "weg", "answer": "wert"}
+
+
+def test_columns_are_mapped_as_by_the_command():
+    expected = [Problem("1 + 1?", "1 + 1 = 2", "2", "memory:1"), Problem("2 + 2?", "2 + 2 = 4", "4", "memory:2")]
+    assert [*as_set(ODD, solutions=True, columns=ODD_COLUMNS)] == expected
+    assert [*as_set(ODD, solutions=True, columns=ColumnConfig(**ODD_COLUMNS))] == expected
+    assert [problem.solution for problem in as_set(ODD, solutions=False, columns=ODD_COLUMNS)] == ["", ""]
+    with pytest.raises(ConfigError, match="^columns: got anwser; give the columns of question, solution, answer"):
+        as_set(ODD, solutions=True, columns={"anwser": "wert"})
+    with pytest.raises(ConfigError, match="^columns.answer_pattern: .* has no group"):
+        as_set(ODD, solutions=True, columns={"answer_pattern": "x"})
+
+
+def test_errors_name_the_arguments_of_python():
+    with pytest.raises(DataError, match='column "problem" is missing; the row has "frage".*; map it in columns={…} or '
+                       "set on_bad_row='skip'$") as caught:  # fmt: skip
+        as_set(ODD, solutions=True)
+    assert "data." not in str(caught.value)
+    with pytest.raises(DataError, match="columns={…}, give columns={'solution': None} to show the teacher"):
+        as_set([{"problem": "1?"}], solutions=True)
+    with pytest.raises(DataError, match='^train_dataset "nowhere.csv" is neither a file'):
+        as_set("nowhere.csv", solutions=True)
+    with pytest.raises(DataError, match='^eval_dataset is a mapping of "train", not rows'):
+        as_set({"train": ODD}, solutions=False, purpose="validation")
+    with pytest.raises(DataError, match="^no problem is left to use. .* Check train_dataset, columns$"):
+        as_set([{"problem": ""}], "skip", solutions=True)
+
+
+def test_a_file_and_a_task_by_name(tmp_path):
+    (tmp_path / "sums.csv").write_text("frage,weg,wert\n1 + 1?,1 + 1 = 2,2\n")
+    loaded = as_set(tmp_path / "sums.csv", solutions=True, columns=ODD_COLUMNS)
+    assert [*loaded] == [Problem("1 + 1?", "1 + 1 = 2", "2", "sums.csv:1")]
+    assert load_set(loaded.config, "train") == loaded
+    assert len(as_set("lab", solutions=True)) > 100
+
+
+def test_rows_of_trl():
+    rows = [
+        {"prompt": "1 + 1?", "privileged_context": "1 + 1 = 2", "answer": "2"},
+        {"prompt": [{"role": "user", "content": "2 + 2?"}], "privileged_context": "2 + 2 = 4"},
+    ]
+    assert [(p.question, p.solution, p.answer) for p in as_set(rows[:1], solutions=True)] == [
+        ("1 + 1?", "1 + 1 = 2", "2")
+    ]
+    assert as_set(rows, solutions=True)[1].question == "2 + 2?"
+    turns = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
+    with pytest.raises(DataError, match='column "prompt" is list'):
+        as_set([{"prompt": turns, "privileged_context": "x"}], solutions=True)
+
+
+def test_a_repeated_question_is_counted():
+    report = as_set([*ODD, ODD[0]], solutions=True, columns=ODD_COLUMNS).report
+    assert (report.rows, report.kept, report.left_out) == (3, 2, {"deduplicate": 1})

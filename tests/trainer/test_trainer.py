@@ -34,8 +34,9 @@ from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout
 from opasd.run.manifest import checkpoints
 from opasd.run.records import Records
+from opasd.trainer.batches import without_repeats
 from opasd.trainer.setup import freeze_untied_head, use_liger
-from opasd.trainer.trainer import OPASDTrainer, without_repeats
+from opasd.trainer.trainer import OPASDTrainer
 from tests import processes
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer, rows
 

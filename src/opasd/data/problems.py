@@ -87,6 +87,8 @@ class ProblemSet(Sequence[Problem]):
 
     problems: tuple[Problem, ...] = field(repr=False)
     report: DataReport
+    config: DataConfig = field(default=DEFAULT, repr=False, kw_only=True)
+    """How the problems were loaded; its `source` is the report's."""
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -102,7 +104,8 @@ class ProblemSet(Sequence[Problem]):
 def load_problems(source: Source | None = None, config: DataConfig = DEFAULT) -> ProblemSet:
     """Return the problems of `source` (default: `config.source`), checked, filtered and sampled as `config` says."""
     report = DataReport()
-    return ProblemSet(tuple(iter_problems(source, config, report)), report)
+    problems = tuple(iter_problems(source, config, report))
+    return ProblemSet(problems, report, config=config.model_copy(update={"source": report.source}))
 
 
 def iter_problems(

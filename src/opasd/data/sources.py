@@ -18,6 +18,8 @@ from typing import Any, TextIO, cast
 from opasd.config import ColumnConfig, DataConfig
 from opasd.errors import DataError
 
+MEMORY = "memory"
+"""Source of rows that were given as Python objects."""
 ANSWER_COLUMNS = ("answer", "Answer")
 """Columns that may hold the answer if the configuration names none."""
 CHUNK = 1 << 16
@@ -69,9 +71,9 @@ def listing(names: Iterable[object]) -> str:
 def read_rows(source: Source, config: DataConfig, origin: Origin) -> Rows:
     """Yield the rows of `source`, and write into `origin` where they come from."""
     if not isinstance(source, str | os.PathLike):
-        origin.source = "memory"
-        rows = _pick_split(source, config.split, "memory") if isinstance(source, Mapping) else source
-        yield from (("memory", number, row) for number, row in enumerate(rows, 1))
+        origin.source = MEMORY
+        rows = _pick_split(source, config.split, MEMORY) if isinstance(source, Mapping) else source
+        yield from ((MEMORY, number, row) for number, row in enumerate(rows, 1))
         return
     origin.source = os.fspath(source)
     path = Path(os.path.expanduser(source))
@@ -81,6 +83,11 @@ def read_rows(source: Source, config: DataConfig, origin: Origin) -> Rows:
         yield from _file_rows(path, path.name, config.columns)
     elif _HUB_NAME.fullmatch(origin.source) and _reader(path) is None:
         yield from hub_rows(origin.source, config, origin)
+    elif origin.source == MEMORY:
+        raise DataError(
+            "data.source is memory: the run was made in Python and its problems are in no file; continue it there, or "
+            "set data.source to a file with the same problems"
+        )
     else:
         raise DataError(
             f'data.source "{printable(source)}" is neither a file or folder here nor the name of a hub data set; '

@@ -88,6 +88,14 @@ class PromptPairs(Sequence[PromptPair]):
         return replace(pair, student_ids=tuple(student), teacher_ids=tuple(teacher))
 
     @property
+    def longest(self) -> dict[Role, int]:
+        """The tokens of each role's longest context."""
+        return {
+            "student": max(len(ids) for _, ids, _ in self._packed),
+            "teacher": max(len(i) for *_, i in self._packed),
+        }
+
+    @property
     def problems(self) -> list[Problem]:
         """The problems alone."""
         return [pair.problem for pair, _, _ in self._packed]

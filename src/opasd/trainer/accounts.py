@@ -56,7 +56,7 @@ def askable(
     account = Account(problems.report, report, digest(usable))
     if not usable:
         raise ConfigError(f"no question of the validation set {name} can be asked: {account} Repair it or leave it out")
-    return RunSet(tuple(usable), problems.report, problems.on_bad_row), account
+    return RunSet(tuple(usable), problems.report, problems.on_bad_row, config=problems.config), account
 
 
 def write_accounts(accounts: Mapping[str, Account], path: Path) -> None:

@@ -1,5 +1,6 @@
 """What happens between the optimizer steps of a run, and the line that shows each step."""
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from opasd.progress import StatusLine, clock, output_is_lost
 from opasd.run.folder import RunFolder
 from opasd.trainer.accounts import write_accounts
+from opasd.trainer.described import ONLY_PYTHON
 from opasd.trainer.result import finish
 
 if TYPE_CHECKING:
@@ -29,9 +31,20 @@ class StepCallback(TrainerCallback):
         self.trainer.check()
         path = self.trainer.folder / "data.json"
         if state.is_world_process_zero:
-            RunFolder.adopt(self.trainer.run_config, self.trainer.folder, command=sys.argv)
+            sys.stderr.write(f"{self.trainer.step_size}\n")
+            self._write_configuration(state)
         if state.is_world_process_zero and (state.global_step == 0 or not path.exists()):
             write_accounts(self.trainer.data.accounts, path)
+
+    def _write_configuration(self, state: TrainerState) -> None:
+        """Make the output folder that of a run."""
+        trainer = self.trainer
+        if trainer.only_python is not None:  # epochs count as the steps that they have
+            train = trainer.run_config.train.model_copy(update={"max_steps": state.max_steps})
+            trainer.run_config = trainer.run_config.model_copy(update={"train": train})
+        RunFolder.adopt(trainer.run_config, trainer.folder, command=sys.argv)
+        if trainer.only_python:
+            (trainer.folder / ONLY_PYTHON).write_text(json.dumps(trainer.only_python, indent=2) + "\n")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.drop_spoiled_gradients()

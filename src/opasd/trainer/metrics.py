@@ -182,6 +182,25 @@ def validation_metrics(
     return {f"validation/{name}/{measure}": statistics.fmean(values) for measure, values in measured.items() if values}
 
 
+def sample_rows(
+    step: int, rollouts: list[Rollout], completions: list[Completion], verdicts: list[bool | None], tokenizer: Any
+) -> list[dict[str, Any]]:
+    """Return the rows of samples.jsonl for a step's rollouts."""
+    return [
+        {
+            "step": step,
+            "id": rollout.id,
+            "question": rollout.pair.problem.question,
+            "answer": rollout.pair.problem.answer,
+            "completion": tokenizer.decode(list(rollout.completion_ids), skip_special_tokens=True),
+            "completion_ids": list(rollout.completion_ids),
+            "finish_reason": completion.finish_reason,
+            "correct": correct,
+        }
+        for rollout, completion, correct in zip(rollouts, completions, verdicts, strict=True)
+    ]
+
+
 def _row(
     text: str, num_tokens: int, finish_reason: FinishReason, correct: bool | None, leak: re.Pattern[str] | None
 ) -> dict[str, Any]:

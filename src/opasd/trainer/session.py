@@ -24,6 +24,7 @@ from opasd.files import full_disk_errors
 from opasd.model.loading import adapt, load_model, load_tokenizer
 from opasd.rollout.engine import Completion
 from opasd.run.folder import check_disk
+from opasd.trainer.described import refuse_only_python
 from opasd.trainer.setup import setting_errors
 from opasd.trainer.trainer import OPASDTrainer
 
@@ -35,6 +36,7 @@ SAME_SIGNAL_S = 1.0
 @contextmanager
 def opened(config: RunConfig, folder: Path) -> Iterator[OPASDTrainer]:
     """Load the model and the problems, and give a trainer that ends its step, saves and stops on a signal."""
+    refuse_only_python(folder)
     trainer = make_trainer(config, folder)
     if trainer.is_world_process_zero():
         # about a checkpoint: the trained weights, two moments of the optimizer, a teacher's copy

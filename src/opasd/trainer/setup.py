@@ -1,5 +1,6 @@
 """What OPASDTrainer does before transformers' Trainer takes over: the model, the problems, the arguments."""
 
+import copy
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -9,17 +10,18 @@ from dataclasses import dataclass
 import torch
 from peft import PeftConfig, PeftModel, PeftType, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, TrainingArguments
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from opasd.choices import StopOrSkip
-from opasd.config import ObjectiveConfig, OPASDConfig
-from opasd.data.sets import Problems, RunSet, as_set, digest
+from opasd.config import DataConfig, ModelConfig, ObjectiveConfig, OPASDConfig
+from opasd.data.sets import Columns, Problems, RunSet, as_set, digest
 from opasd.errors import ConfigError, OpasdError
 from opasd.losses import fused
 from opasd.model.checks import context, same_positions_up_to
+from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.unwrap import unwrap
 from opasd.progress import with_progress
 from opasd.prompts.pairs import PromptBuilder, PromptPairs, PromptReport
@@ -36,19 +38,25 @@ class RunData:
     prompt_report: PromptReport
     validation_sets: dict[str, RunSet]
     accounts: dict[str, Account]
+    config: DataConfig
+    """How the training problems were loaded."""
 
 
 def prepare_model(
     model: nn.Module | str | os.PathLike[str],
-    tokenizer: PreTrainedTokenizerBase | None,
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
     peft_config: PeftConfig | None,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """Load the model if it is named by a path, add the adapter, and refuse what cannot be trained."""
+    """Load the model if it is named, add the adapter, and refuse what cannot be trained."""
+    tokenizer = None if processing_class is None else tokenizer_of(processing_class)
     if isinstance(model, str | os.PathLike):
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(model))
-        model = AutoModelForCausalLM.from_pretrained(str(model))
+        source = ModelConfig(name_or_path=os.fspath(model), adaptation="full")
+        tokenizer = tokenizer or load_tokenizer(source)
+        model = load_model(source)
     if tokenizer is None:
-        raise ConfigError("OPASDTrainer needs the model's tokenizer as processing_class")
+        raise ConfigError(
+            "OPASDTrainer needs the model's tokenizer as processing_class; give it, or give the model by its name"
+        )
     check_family(model)
     if peft_config is not None and isinstance(model, PeftModel):
         raise ConfigError("the model has an adapter already; leave peft_config out, or merge it (merge_and_unload)")
@@ -63,6 +71,22 @@ def prepare_model(
     if isinstance(model, PeftModel):
         check_adapter(model.active_peft_config)
     return model, tokenizer
+
+
+def tokenizer_of(processing_class: object) -> PreTrainedTokenizerBase:
+    """Return a tokenizer, or that of a processor, with the processor's chat template if it has none of its own."""
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        return processing_class
+    tokenizer = getattr(processing_class, "tokenizer", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ConfigError(
+            f"processing_class: got {type(processing_class).__name__}; give a tokenizer, or a processor that has one"
+        )
+    template = getattr(processing_class, "chat_template", None)
+    if tokenizer.chat_template is None and template is not None:
+        tokenizer = copy.deepcopy(tokenizer)  # the caller's stays as it is
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def check_family(model: nn.Module) -> None:
@@ -114,30 +138,41 @@ def prepare_data(
     builder: PromptBuilder,
     config: OPASDConfig,
     on_bad_row: StopOrSkip,
+    columns: Columns | None = None,
     *,
     show_progress: bool,
 ) -> RunData:
     """Make a prompt pair of every problem, and check that every validation question fits a prompt."""
-    train = as_set(train_dataset, on_bad_row, solutions="solution" in config.prompts.reference_fields())
+    solutions = "solution" in config.prompts.reference_fields()
+    train = as_set(train_dataset, on_bad_row, solutions=solutions, columns=columns)
     problems = with_progress("contexts made of problems", train.problems) if show_progress else train
     pairs, prompt_report = builder.pairs(problems, on_bad_row=on_bad_row)
     if not pairs:
         raise ConfigError(f"no problem of the train_dataset can be used: {prompt_report.to_dict()}")
     accounts = {"data": Account(train.report, prompt_report, digest(pairs.problems))}
     validation_sets: dict[str, RunSet] = {}
-    for name, problems in named_sets(eval_dataset).items():
+    for name, problems in named_sets(eval_dataset, columns).items():
         validation_sets[name], accounts[f"validation_data.{name}"] = askable(
             name, problems, builder, thinking=config.validation.thinking
         )
-    return RunData(pairs, prompt_report, validation_sets, accounts)
+    return RunData(pairs, prompt_report, validation_sets, accounts, train.config)
 
 
-def named_sets(eval_dataset: Problems | Mapping[str, Problems] | None) -> dict[str, RunSet]:
+def named_sets(
+    eval_dataset: Problems | Mapping[str, Problems] | None, columns: Columns | None = None
+) -> dict[str, RunSet]:
     """Return the validation sets by name; one set alone is called `validation`."""
     if eval_dataset is None:
         return {}
-    sets = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
-    return {str(name): as_set(problems, solutions=False) for name, problems in sets.items()}
+    given = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
+    sets = {
+        str(name): as_set(problems, solutions=False, columns=columns, purpose="validation")
+        for name, problems in given.items()
+    }
+    for name, problems in sets.items():
+        if repeated := problems.report.left_out.get("deduplicate"):
+            _log.warning("eval_dataset %s: %d rows repeat a question and are left out", name, repeated)
+    return sets
 
 
 def check_contexts(
@@ -153,7 +188,7 @@ def check_contexts(
                 f"the tokenizer gives the token {largest}, but the model has embeddings for {rows}; give the model's "
                 "own tokenizer, or resize the embeddings"
             )
-    longest = max(len(pair.teacher_ids) for pair in pairs) + max_new_tokens
+    longest = pairs.longest["teacher"] + max_new_tokens
     if longest > (limit := context(base.config)):
         raise ConfigError(
             f"the teacher's longest context and a rollout have {longest} tokens, but the model's context is {limit}; "

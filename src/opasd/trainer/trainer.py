@@ -18,15 +18,22 @@ from typing import Any
 import torch
 from peft import PeftConfig
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProcessorMixin,
+    ProgressCallback,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from opasd.analysis.leaks import leak_pattern
 from opasd.choices import StopOrSkip
 from opasd.config import OPASDConfig, RunConfig
-from opasd.data.sets import Problems
+from opasd.data.sets import Columns, Problems
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.evaluation.answers import answer
-from opasd.grading.outside import GradeFunction, rollout_grader
+from opasd.grading.outside import GradeFunction, path_of, rollout_grader
 from opasd.losses.objective import LossOutput, objective_loss
 from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
@@ -42,17 +49,47 @@ from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
 from opasd.rollout.factory import make_engine
 from opasd.run.records import Records
 from opasd.trainer import setup
+from opasd.trainer.arguments import OPASDArguments
+from opasd.trainer.batches import step_size, without_repeats
 from opasd.trainer.callbacks import Progress, StepCallback
-from opasd.trainer.described import described_run
+from opasd.trainer.described import described_run, only_python
 from opasd.trainer.memory import within_memory
-from opasd.trainer.metrics import StepMetrics, validation_metrics
+from opasd.trainer.metrics import StepMetrics, sample_rows, validation_metrics
 from opasd.trainer.resuming import ResumableTrainer
 
 _log = logging.getLogger(__name__)
 
 
 class OPASDTrainer(ResumableTrainer):
-    """Train `model` on problems with verified solutions; `OPASDConfig` holds the method's settings."""
+    """Train a model on problems with verified solutions, by on-policy attention self-distillation.
+
+    `train()` writes the folder `args.output_dir`, as `opasd train` does: its configuration, environment, data account,
+    metrics, samples, checkpoints, and in `final` the result with a card. `train(resume_from_checkpoint=True)` continues
+    it. `evaluate()` answers the validation sets, `push_to_hub()` uploads `final`.
+
+    Args:
+        model: A causal language model of transformers or PEFT; or its name: a folder, a hub name, or `lab` for the
+            small model of this package.
+        args: transformers' TrainingArguments. None: `OPASDArguments()`, which has the paper's values. A step has
+            per_device_train_batch_size x gradient_accumulation_steps x processes problems; the run says so first.
+        config: The method's settings: prompts, rollouts, teacher, objective, validation.
+        train_dataset: Problems with solutions: rows (mappings, `opasd.Problem`s, a `datasets.Dataset`), what
+            `opasd.load_problems` returns, or a source by name: a file, a folder, a hub name, a task of this package.
+            Rows of TRL's form (`prompt`, `privileged_context`) are taken too.
+        eval_dataset: Held-out problems to validate on, of the same kinds, or several such sets by name.
+        processing_class: The model's tokenizer, or a processor that has one. None: loaded with a model given by name.
+        peft_config: The adapter to train, such as a LoraConfig. None: the model's own trainable weights.
+        callbacks: transformers' callbacks.
+        engine: An object that samples rollouts, in place of the engine that `config.rollout.engine` names.
+        on_bad_row: What to do with a row that cannot be used: `stop` with a message, or `skip` and count it.
+        loss_terms: Terms to add to the loss, beside those that `config.objective.terms` names.
+        grader: A function (problem, completion) -> bool, or a number from 0 to 1 that counts as right from 0.5 on; it
+            must stand at the top of a module. None: `config.grader`.
+        run_config: The whole configuration if the run was made from one. None: described from the other arguments.
+        columns: Which column of the rows holds what: `{"question": "text", "solution": "proof", "answer": "value"}`,
+            or a ColumnConfig. Names that are left out keep their default: `problem`, `solution`, `answer`.
+        **kwargs: Further arguments of transformers' Trainer, such as `optimizers`.
+    """
 
     step_spoiled = False
     """Whether NaN appeared in the current step, so that its update is dropped."""
@@ -64,11 +101,11 @@ class OPASDTrainer(ResumableTrainer):
     def __init__(
         self,
         model: nn.Module | str | os.PathLike[str],
-        args: TrainingArguments,
+        args: TrainingArguments | None = None,
         config: OPASDConfig | None = None,
         train_dataset: Problems | None = None,
         eval_dataset: Problems | Mapping[str, Problems] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         engine: Sampler | None = None,
@@ -76,23 +113,26 @@ class OPASDTrainer(ResumableTrainer):
         loss_terms: Sequence[LossTerm] = (),
         grader: GradeFunction | None = None,
         run_config: RunConfig | None = None,
+        columns: Columns | None = None,
         **kwargs: Any,
     ) -> None:
         if train_dataset is None:
             raise ConfigError("OPASDTrainer needs a train_dataset: problems with solutions")
         self.config = config or OPASDConfig()
         self.loss_terms = [*terms_of(self.config.objective.terms), *loss_terms]
-        if run_config is None:  # else a command has said them
-            for warning in self.config.objective.warnings():
-                _log.warning("%s", warning)
-        given, args = args, copy.copy(args)  # the caller may use theirs again
+        given = args or OPASDArguments()
+        args = copy.copy(given)  # the caller may use theirs again
         self.student, tokenizer = setup.prepare_model(model, processing_class, peft_config)
         self.lora_layers = lora.speed_up(self.student)
         setup.use_liger(self.student, args)
         self.builder = PromptBuilder(tokenizer, self.config.prompts)
+        self.columns = columns
         self.data = setup.prepare_data(
-            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, show_progress=args.process_index == 0
-        )
+            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, columns,
+            show_progress=args.process_index == 0,
+        )  # fmt: skip
+        self.step_size = step_size(given, self.config, self.data.pairs)
+        """What a step has, in words."""
         setup.check_contexts(self.student, tokenizer, self.data.pairs, self.config.rollout.max_new_tokens)
         has_validation = bool(self.data.validation_sets)
         setup.settle_arguments(args, self.config, self.student, has_validation=has_validation)
@@ -120,7 +160,17 @@ class OPASDTrainer(ResumableTrainer):
             grader=rollout_grader(grader or self.config.grader),
             leak=leak_pattern(self.config.prompts),
         )
-        self.run_config = run_config or described_run(self.student, given, self.config, self.data, self.folder)
+        self.only_python: list[str] | None = None
+        """For a run made in Python: what it has that no configuration can say."""
+        if run_config is None:
+            if grader is not None:
+                self.config = self.config.model_copy(update={"grader": path_of(grader)})
+            run_config = described_run(self.student, given, self.config, self.data, self.folder)
+            self.only_python = only_python(
+                self.student, self.data, loss_terms=loss_terms, engine=engine, callbacks=callbacks or [],
+                arguments=kwargs,
+            )  # fmt: skip
+        self.run_config = run_config
         """The run's whole configuration, which its folder and its card hold."""
         self._set_up_roles(engine, tokenizer)
 
@@ -282,7 +332,7 @@ class OPASDTrainer(ResumableTrainer):
             return
         if self.config.on_non_finite == "stop":
             raise NonFiniteError(
-                f"NaN or infinity in the gradient of step {self.state.global_step + 1}; lower train.learning_rate, or "
+                f"NaN or infinity in the gradient of step {self.state.global_step + 1}; lower the learning rate, or "
                 "set on_non_finite: skip to leave such steps out"
             )
         self.step_spoiled = True
@@ -333,26 +383,13 @@ class OPASDTrainer(ResumableTrainer):
         every, step = self.config.save_samples_every, self.state.global_step + 1
         if not every or (step - 1) % every or not self.is_world_process_zero():
             return
-        assert isinstance(self.processing_class, PreTrainedTokenizerBase)
-        rows = [
-            {
-                "step": step,
-                "id": rollout.id,
-                "question": rollout.pair.problem.question,
-                "answer": rollout.pair.problem.answer,
-                "completion": self.processing_class.decode(list(rollout.completion_ids), skip_special_tokens=True),
-                "completion_ids": list(rollout.completion_ids),
-                "finish_reason": completion.finish_reason,
-                "correct": correct,
-            }
-            for rollout, completion, correct in zip(rollouts, completions, verdicts, strict=True)
-        ]
+        rows = sample_rows(step, rollouts, completions, verdicts, self.processing_class)
         self.samples_file.append(*rows[: self.config.saved_samples])
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Answer the validation sets, or `eval_dataset`, with the current weights; return Avg@k and lengths of each."""
         settings, metrics = self.config.validation, {}
-        sets = self.data.validation_sets if eval_dataset is None else setup.named_sets(eval_dataset)
+        sets = self.data.validation_sets if eval_dataset is None else setup.named_sets(eval_dataset, self.columns)
         assert isinstance(self.processing_class, PreTrainedTokenizerBase)
         for name, problems in sets.items():
             own_problems = problems[self.accelerator.process_index :: self.accelerator.num_processes]
@@ -380,16 +417,3 @@ class OPASDTrainer(ResumableTrainer):
 
 def _collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
     return {"pairs": pairs}
-
-
-def without_repeats(
-    batch: list[PromptPair], step: int, *, process: int, processes: int, batch_size: int, num_problems: int
-) -> list[PromptPair]:
-    """Return a process's batch without the problems that accelerate repeats at the end of an epoch.
-
-    accelerate deals batches of `batch_size` to the processes in turn, and fills up the last ones from the epoch's
-    beginning so that every process has as many. With one process nothing is repeated.
-    """
-    steps_per_epoch = -(-num_problems // (batch_size * processes))
-    first = ((step % steps_per_epoch) * processes + process) * batch_size
-    return batch[: max(num_problems - first, 0)]
