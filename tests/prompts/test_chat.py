@@ -5,12 +5,13 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import ByT5Tokenizer
 
 from opasd.config import PromptConfig
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError, PromptError
-from opasd.prompts.chat import Encoded
+from opasd.prompts.chat import Chat, Encoded
 from opasd.prompts.pairs import PromptBuilder
 from tests.tokenizers import ALL, decode, load, own_ids, small
 
@@ -138,3 +139,56 @@ def test_tokens_of_a_span_are_those_that_share_a_character_with_it(
 )
 def test_tokens_of_a_span_in_any_order(offsets: tuple[tuple[int, int], ...], positions: range) -> None:
     assert Encoded("x" * 6, message=(0, 6), origin=0, ids=(0, 1, 2), offsets=offsets).tokens((3, 5)) == positions
+
+
+USER_TURN = "{% if m.role == 'user' %}"
+VICUNA = (
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% else %}A chat "
+    "between a curious user and an assistant.{% endif %}{% for m in messages %}"
+    f"{USER_TURN}{{{{ ' USER: ' + m.content }}}}{{% else %}}{{{{ ' ASSISTANT: ' + m.content + eos_token }}}}"
+    "{% endif %}{% endfor %} ASSISTANT:"
+)
+GUANACO = (
+    f"{{% for m in messages %}}{USER_TURN}{{{{ '### Human: ' + m.content }}}}{{% elif m.role == 'system' %}}"
+    "{{ '### System:\n' + m.content + '\n' }}{% else %}{{ '### Assistant: ' + m.content }}{% endif %}{% endfor %}"
+    "### Assistant:"
+)
+ALPACA = (
+    f"{{% for m in messages %}}{USER_TURN}{{{{ '### Instruction:\n' + m.content + '\n\n' }}}}"
+    "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% else %}{{ '### Response:\n' + m.content }}{% endif %}{% endfor %}### Response:"
+)
+ZEPHYR = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}<|assistant|>\n"
+HEADERS = {
+    VICUNA: ("USER:", "ASSISTANT:"),
+    GUANACO: ("### Human:", "### System:", "### Assistant:"),
+    ALPACA: ("### Instruction:", "### Response:"),
+    ZEPHYR: ("<|system|>", "<|user|>", "<|assistant|>"),
+}
+
+
+@pytest.mark.parametrize("template", HEADERS, ids=["vicuna", "guanaco", "alpaca", "zephyr"])
+def test_headers_in_plain_text_are_made_harmless_where_the_template_uses_them(template: str) -> None:
+    tokenizer = small("plain")
+    tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
+    chat = Chat(tokenizer)
+    everywhere = [header for headers in HEADERS.values() for header in headers]
+    for header in everywhere:
+        text = f"Say {header} no more"
+        own = header in HEADERS[template]
+        assert (chat.find_control_string(text) is not None) == own
+        assert (chat.neutralise(text) == text) == (not own)
+        assert chat.find_control_string(chat.neutralise(text)) is None
+    assert chat.neutralise("Problem: the user said so. user system # a") == "Problem: the user said so. user system # a"
+
+
+@pytest.mark.parametrize("tag", ["<|fim_prefix|>", "<|repo_name|>", "<｜fim▁begin｜>"])
+def test_tokens_of_the_vocabulary_in_bars_are_made_harmless(tag: str) -> None:
+    tokenizer = small("qwen3")
+    ordinary = f"a {tag} b"
+    assert Chat(tokenizer).neutralise(ordinary) == ordinary
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False), AddedToken("<b>", normalized=False)])
+    pair = PromptBuilder(tokenizer, PromptConfig()).pair(Problem(f"1 {tag} + <b> 1?", f"{tag}2"))
+    assert pair.neutralised
+    assert tokenizer.convert_tokens_to_ids(tag) not in (*pair.student_ids, *pair.teacher_ids)
+    assert tokenizer.convert_tokens_to_ids("<b>") in pair.student_ids

@@ -11,7 +11,7 @@ line if there is one, the message, a line break.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +32,13 @@ ZERO_WIDTH = "\u200b"
 THINK_TAGS = frozenset({"<think>", "</think>"})
 _STAND_IN = "opasd-stand-in-message"
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_BAR_TAG = re.compile(r"<[|｜][^<>\s]+?[|｜]>")
+"""A tag that no ordinary text has: <|system|>, <|fim_prefix|>."""
+_HEADER = re.compile(r"#+ ?\S.*|\S.*:")
+"""A line between turns that names a role: `### Instruction`, `USER:`."""
+_LONGEST_HEADER = 40
+_TURNS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
+"""Conversations that show what a template writes between turns; some templates refuse some of them."""
 # A shorter generation prompt ("A:") is too common in ordinary text to count as a control string.
 _SHORTEST_MARKER = 4
 _OUR_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "enable_thinking", "thinking"})
@@ -88,6 +95,13 @@ class Encoded(Rendered):
     def _edges(self) -> np.ndarray:
         """[2, tokens] Where each token starts and ends."""
         return np.array(self.offsets, dtype=int).reshape(-1, 2).T
+
+
+def _headers(separator: str, strings: set[str]) -> set[str]:
+    """Return the role headers in plain text of what a template writes between turns; `strings` are its other marks."""
+    marks = "|".join(re.escape(string) for string in sorted(strings, key=len, reverse=True) if string)
+    lines = [line.strip() for part in re.split(marks, separator) for line in part.splitlines()]
+    return {line for line in lines if _SHORTEST_MARKER <= len(line) <= _LONGEST_HEADER and _HEADER.fullmatch(line)}
 
 
 def _overlapping(starts: np.ndarray, ends: np.ndarray, span: Span) -> range:
@@ -158,12 +172,25 @@ class Chat:
         added = self._tokenizer.added_tokens_decoder.values()
         strings = {token.content for token in added if token.special}
         strings |= {token.content for token in added if token.content in source and _TAG.fullmatch(token.content)}
+        strings |= {token.content for token in added if _BAR_TAG.fullmatch(token.content)}
+        strings |= set(_BAR_TAG.findall(source))
         strings |= {str(token) for token in self._tokenizer.all_special_tokens} | THINK_TAGS
         for before, after in self._frames.values():
             own_before = before.rpartition(self._system)[2] if self._system else before
             strings |= set(_TAG.findall(own_before + after))
             strings |= {line.strip() for line in after.splitlines() if len(line.strip()) >= _SHORTEST_MARKER}
+        for separator in self._separators():
+            strings |= set(_TAG.findall(separator)) | _headers(separator, strings)
         return frozenset(string for string in strings if string.strip())
+
+    def _separators(self) -> Iterator[str]:
+        """Yield what the template writes before, between and after the turns of a conversation."""
+        for roles in _TURNS if self._has_template else ():
+            texts = [f"{_STAND_IN}-{number}" for number in range(len(roles))]
+            turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+            with suppress(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+                rendered = self._write(turns, thinking=False)
+                yield from re.split("|".join(texts), rendered)
 
     def find_control_string(self, text: str) -> str | None:
         """Return the first control string in `text`, if there is one."""
@@ -204,7 +231,9 @@ class Chat:
             system = f"{self._system}\n\n" if self._system else ""
             return f"{bos}{system}{message}\n"
         conversation = [{"role": "system", "content": self._system}] if self._system else []
-        conversation.append({"role": "user", "content": message})
+        return self._write([*conversation, {"role": "user", "content": message}], thinking)
+
+    def _write(self, conversation: list[dict[str, str]], thinking: bool) -> str:
         rendered = self._tokenizer.apply_chat_template(
             conversation,
             tokenize=False,
