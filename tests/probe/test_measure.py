@@ -13,6 +13,7 @@ from opasd.analysis.leaks import leak_pattern
 from opasd.config import OPASDConfig, PromptConfig, RunConfig
 from opasd.data.problems import Problem
 from opasd.errors import CaptureError, ConfigError, PromptError
+from opasd.grading.outside import rollout_grader
 from opasd.losses import token, token_chunked
 from opasd.losses.token import OutputHead, log_probabilities
 from opasd.probe import measure as probe
@@ -165,7 +166,8 @@ def test_a_reply_is_graded_and_searched_for_leaks(prompts):
     leak = leak_pattern(prompts)
     for text, (correct, leaks) in texts.items():
         completion = Completion(TOKENIZER.encode(text, add_special_tokens=False), "stop")
-        answer = probe.grade(TOKENIZER, probe.HeldOutProblem("data", pair), 2, "teacher", completion, leak)
+        attempt = (probe.HeldOutProblem("data", pair), 2)
+        (answer,) = probe.grade(TOKENIZER, [attempt], "teacher", [completion], leak, rollout_grader("math"))
         expected = leaks if leak else None
         assert answer == probe.GradedAnswer("data", "one", 2, correct, "stop", len(completion.ids), expected)
 

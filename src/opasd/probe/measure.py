@@ -27,7 +27,7 @@ from opasd.config import DataConfig, OPASDConfig, RunConfig
 from opasd.data.sets import load_set
 from opasd.errors import AlignmentError, CaptureError, ConfigError, PromptError
 from opasd.evaluation.answers import readable, thinking_prefix
-from opasd.grading.verdict import is_correct
+from opasd.grading.outside import RolloutGrader, rollout_grader
 from opasd.losses.token import log_probabilities
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.objective import opasd_loss
@@ -133,10 +133,9 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgre
     judged = judge(model, list(controls.values()), config, attention=False, precision=precision, progress=progress)
     for n, control in zip(controls, judged, strict=True):
         readings[n]["control"] = control["log_ratio"]
-    leak = leak_pattern(config.prompts)
+    leak, grader = leak_pattern(config.prompts), rollout_grader(config.grader)
     student, teacher = (
-        [grade(tokenizer, *attempt, role, own, leak) for attempt, own in zip(tries, completions[role], strict=True)]
-        for role, tries in attempts.items()
+        grade(tokenizer, tries, role, completions[role], leak, grader) for role, tries in attempts.items()
     )
     rows = [Trajectory(**asdict(own), **measures(reading)) for own, reading in zip(student, readings, strict=True)]
     return Probe([rows[start : start + samples] for start in range(0, len(rows), samples)], teacher)
@@ -300,21 +299,29 @@ def measures(reading: dict[str, list[float]]) -> dict[str, Any]:
 
 def grade(
     tokenizer: PreTrainedTokenizerBase,
-    problem: HeldOutProblem,
-    number: int,
+    attempts: Sequence[Attempt],
     role: Role,
-    completion: Completion,
+    completions: Sequence[Completion],
     leak: re.Pattern[str] | None,
-) -> GradedAnswer:
-    """Return the role's answer with its verdict."""
-    pair, text = problem.pair, readable(tokenizer, completion.ids)
-    prefix = thinking_prefix(tokenizer, _context(pair, role))
-    return GradedAnswer(
-        section=problem.section,
-        problem=pair.problem.id,
-        sample=number,
-        correct=is_correct(prefix + text, str(pair.problem.answer)),
-        finish_reason=completion.finish_reason,
-        tokens=len(completion.ids),
-        leaks=None if leak is None else leak.search(text) is not None,
-    )
+    grader: RolloutGrader,
+) -> list[GradedAnswer]:
+    """Return the role's answers with their verdicts; one that the grader failed on counts as wrong."""
+    texts = [readable(tokenizer, completion.ids) for completion in completions]
+    asked = [
+        (problem.pair.problem, thinking_prefix(tokenizer, _context(problem.pair, role)) + text)
+        for (problem, _), text in zip(attempts, texts, strict=True)
+    ]
+    return [
+        GradedAnswer(
+            section=problem.section,
+            problem=problem.pair.problem.id,
+            sample=number,
+            correct=verdict is True,
+            finish_reason=completion.finish_reason,
+            tokens=len(completion.ids),
+            leaks=None if leak is None else leak.search(text) is not None,
+        )
+        for (problem, number), completion, text, verdict in zip(
+            attempts, completions, texts, grader(asked), strict=True
+        )
+    ]
