@@ -35,12 +35,31 @@ def test_the_head_is_what_a_hub_reads():
     assert full["library_name"] == "transformers"
 
 
-@pytest.mark.parametrize(
-    "name", ["lab", "./a folder: # with 'odd' \"signs\"", "- x", "[y]", "1e3", "数/型", "C:\\models"]
-)
+@pytest.mark.parametrize("name", ["lab", "a name: # with 'odd' \"signs\"", "- x", "[y]", "1e3", "数/型"])
 def test_any_name_of_a_base_survives(name):
     data = ModelCard(model_card(make_config(model={"name_or_path": name}), [])).data.to_dict()
     assert data["base_model"] == name
+
+
+@pytest.mark.parametrize("folder", ["/home/someone", "~/x y", "./there", "C:\\Users\\someone"])
+def test_no_path_of_the_machine(folder):
+    paths = {
+        "model": {"name_or_path": f"{folder}/own_model"},
+        "data": {"source": f"{folder}/sums.csv"},
+        "validation_data": {"held_out": {"source": f"{folder}/more.jsonl"}},
+        "output_dir": f"{folder}/runs",
+        "rollout": {"servers": {"adapter_dir": f"{folder}/shared"}},
+        "train": {"extra": {"deepspeed": f"{folder}/zero.json", "optim": "adamw_torch"}},
+        "prompts": {"instruction": "/think first, then answer"},
+    }
+    card = model_card(make_config(**paths), [make_row(1)])
+    assert folder not in card
+    assert json.dumps(folder)[1:-1] not in card
+    assert "own_model after 1 steps" in card
+    assert "self-distillation on sums.csv" in card
+    assert "base_model" not in ModelCard(card).data.to_dict()
+    for kept in ("more.jsonl", "zero.json", "adamw_torch", "/think first, then answer"):
+        assert kept in card
 
 
 def test_first_and_last_steps_are_averaged():

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from pathlib import PureWindowsPath
 from typing import Any
 
 from opasd.config import RunConfig
@@ -10,19 +11,21 @@ from opasd.config import RunConfig
 def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
     """Return the card as Markdown: model, data and method, the metrics of `rows`, and the whole configuration."""
     steps = [row for row in rows if "grad_norm" in row]
+    base, source = _public(config.model.name_or_path), _public(config.data.source)
+    on_hub = [f"base_model: {json.dumps(base)}"] if base == config.model.name_or_path else []
     method = "OPSD (token-level)" if config.objective.attention_weight == 0 else "OPASD (token- and attention-level)"
     if config.objective.token_weight == 0:
         method = "attention-level"
     lines = [
         "---",
-        f"base_model: {json.dumps(config.model.name_or_path)}",
+        *on_hub,
         "library_name: " + ("transformers" if config.model.adaptation == "full" else "peft"),
         "tags: [on-policy-distillation, self-distillation, opasd]",
         "---",
         "",
         f"# {config.name or 'A run of opasd'}",
         "",
-        f"{config.model.name_or_path} after {len(steps)} steps of {method} self-distillation on {config.data.source}.",
+        f"{base} after {len(steps)} steps of {method} self-distillation on {source}.",
         "",
         "## What was measured",
         "",
@@ -48,7 +51,28 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
             if name.startswith("validation/") and value is not None
         ]
         lines.append("")
-    return "\n".join([*lines, "## Configuration", "", "```json", config.model_dump_json(indent=2), "```", ""])
+    settings = json.dumps(_without_paths(config.model_dump(mode="json")), indent=2, ensure_ascii=False)
+    return "\n".join([*lines, "## Configuration", "", "```json", settings, "```", ""])
+
+
+def _public(name: str) -> str:
+    """Return a name as a card may show it: of a path on this machine, only the last part."""
+    windows = PureWindowsPath(name)
+    if name.startswith(("/", "~", "./", "../", ".\\", "..\\")) or windows.drive:
+        return windows.name or name
+    return name
+
+
+def _without_paths(settings: Any, key: str = "") -> Any:
+    """Return settings without the folders of this machine in which their files lie."""
+    if isinstance(settings, dict):
+        inside = "extra" if key == "extra" else ""
+        return {name: _without_paths(value, inside or name) for name, value in settings.items()}
+    return _public(settings) if isinstance(settings, str) and key in _PATHS else settings
+
+
+_PATHS = frozenset({"name_or_path", "source", "output_dir", "adapter_dir", "extra"})
+"""Settings that may hold a path; any of `train.extra` may."""
 
 
 _ROWS = (

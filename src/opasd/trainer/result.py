@@ -51,11 +51,13 @@ def finish(trainer: "OPASDTrainer") -> None:
     finally:
         if first:
             shutil.rmtree(staged, ignore_errors=True)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
 
 
 def save(trainer: "OPASDTrainer", output: Path) -> None:
     """Write the adapter or model, its tokenizer, and a card with the configuration and the measurements."""
-    trainer.save_model(str(output))
+    trainer.save_model(str(output), _internal_call=True)  # it would upload before the card is written
     if trainer.is_world_process_zero():
         path = output / "adapter_config.json"
         if trainer.run_config.model.name_or_path == LAB and path.exists():

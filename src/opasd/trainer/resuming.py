@@ -11,7 +11,7 @@ from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Trainer, TrainerState
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from opasd.config import OPASDConfig
@@ -23,6 +23,7 @@ from opasd.run.checkpoints import check_checkpoint, newest_checkpoint, set_aside
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
+from opasd.trainer.hub import HubTrainer
 from opasd.trainer.setup import RunData
 
 LEFT_BEHIND = (".checkpoint", ".final")
@@ -30,7 +31,7 @@ LEFT_BEHIND = (".checkpoint", ".final")
 _TEACHER = "teacher.safetensors"
 
 
-class ResumableTrainer(Trainer):
+class ResumableTrainer(HubTrainer):
     """Save a checkpoint by one rename, resume from a whole checkpoint, and rewind the records to it."""
 
     config: OPASDConfig
@@ -193,6 +194,8 @@ class ResumableTrainer(Trainer):
             with full_disk_errors(final):
                 super()._save_checkpoint(model, trial)
                 copies = self.teacher.state_dict()
+                if self.args.should_save:
+                    (written / "README.md").unlink(missing_ok=True)  # PEFT's card, with the base's path and no facts
                 if self.args.should_save and copies:
                     save_file(copies, written / _TEACHER)
             self.accelerator.wait_for_everyone()
