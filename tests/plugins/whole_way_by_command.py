@@ -26,7 +26,8 @@ objective:
   attention: {divergence: hellinger}
   terms: {small_states: 0.1}
 grader: contains
-train: {max_steps: 2, save_steps: 1, gradient_accumulation_steps: 4, learning_rate: 1.0e-3}
+train:
+  {max_steps: 2, save_steps: 1, gradient_accumulation_steps: 4, learning_rate: 1.0e-3, report_to: [tensorboard]}
 validation: {every: 2, sampling: {max_new_tokens: 6}}
 validation_data: {held_out: {source: sums.csv, rows: ":4", columns: {question: frage, solution: null, answer: antwort}}}
 save_samples_every: 1
@@ -50,6 +51,7 @@ for row in steps:
     total = row["token/loss"] + 0.5 * row["attention/divergence"] + 0.1 * row["term/small_states"]
     assert abs(row["loss"] - total) < 1e-4 * total, row
 
+assert list(Path("runs/own").rglob("events.out.tfevents.*")), "TensorBoard's file"
 opasd("train", "--resume", "runs/own", "--train.max-steps", "3")
 assert len([row for row in rows("runs/own/metrics.jsonl") if "grad_norm" in row]) == 3
 

@@ -9,8 +9,7 @@ import yaml
 from peft import LoraConfig
 from transformers import TrainerCallback, TrainingArguments
 
-from opasd import LossTerm, OPASDConfig, OPASDTrainer, load_problems
-from opasd.config import ColumnConfig, DataConfig
+from opasd import LossTerm, OPASDConfig, OPASDTrainer
 from tests.plugins.ways import command
 
 
@@ -21,8 +20,7 @@ class Stopper(TrainerCallback):
         control.should_training_stop = state.global_step == 2
 
 
-columns = ColumnConfig(question="frage", solution="weg", answer="antwort")
-problems = load_problems(config=DataConfig(source="sums.csv", columns=columns))
+COLUMNS = {"question": "frage", "solution": "weg", "answer": "antwort"}
 
 
 def trainer(*, steps, callbacks=()):
@@ -30,25 +28,19 @@ def trainer(*, steps, callbacks=()):
         model="own_model",
         args=TrainingArguments(
             "runs/python", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=steps, save_steps=1,
-            learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, report_to=["tensorboard"] if BOARD else [],
+            learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, report_to=["tensorboard"],
         ),
         config=OPASDConfig.model_validate(
             {"rollout": {"max_new_tokens": 6}, "objective": {"token": {"divergence": "hellinger"}}}
         ),
-        train_dataset=problems,
+        train_dataset="sums.csv",
+        columns=COLUMNS,
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
         loss_terms=[LossTerm("small_states", own_plugin.small_states, weight=0.1)],
         grader=own_plugin.contains,
         callbacks=list(callbacks),
     )  # fmt: skip
 
-
-try:
-    import tensorboard  # noqa: F401
-
-    BOARD = True
-except ImportError:
-    BOARD = False
 
 trainer(steps=3, callbacks=[Stopper()]).train()
 config = yaml.safe_load(Path("runs/python/config.yaml").read_text())
@@ -66,10 +58,14 @@ steps = [
 assert [row["step"] for row in steps] == [1, 2, 3]
 assert all(row["term/small_states"] > 0 for row in steps)
 
-command("evaluate", "base", "runs/python", "--benchmarks", "own_sums", "--samples", "1", "--max-new-tokens", "6")
+assert list(Path("runs/python").rglob("events.out.tfevents.*")), "TensorBoard's file"
+assert config["grader"] == "own_plugin:contains"
+assert config["data"]["columns"] | COLUMNS == config["data"]["columns"]
+
+command("evaluate", "base", "runs/python", "--benchmarks", "own_sums", "--grader", "contains", "--samples", "1",
+        "--max-new-tokens", "6", "--output", "evaluations/own", "--plugins", "own_plugin")  # fmt: skip
+assert json.loads(Path("evaluations/own/settings.json").read_text())["grader"] == "own_plugin:contains"
 command("report", "runs/python", "--output", "page")
 command("merge", "runs/python", "merged")
-assert "frage" not in command(
-    "prompt", "runs/python", "--data.columns.question", "frage", "--data.columns.solution", "weg"
-)
+assert "frage" not in command("prompt", "runs/python", "--plugins", "own_plugin")
 sys.stdout.write("whole way done\n")

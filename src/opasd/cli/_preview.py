@@ -166,7 +166,9 @@ def _combinations(config: RunConfig) -> Iterator[str]:
     if model.adaptation != "full" and not model.lora_target_modules:
         yield f"model.lora_target_modules is empty, but adaptation is {model.adaptation}; name some or use full"
     for tracker in train.report_to:
-        if tracker in TRACKERS and find_spec(tracker) is None:
+        # transformers writes TensorBoard's files with either package.
+        packages = (tracker, "tensorboardX") if tracker == "tensorboard" else (tracker,)
+        if tracker in TRACKERS and not any(map(find_spec, packages)):
             yield f"train.report_to: {tracker} is not installed; pip install {tracker}, or leave it out"
         elif (known := _trackers()) and tracker not in known:
             yield f"train.report_to: got {tracker!r}; transformers has {', '.join(sorted(known))}"
