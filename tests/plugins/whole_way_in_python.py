@@ -10,6 +10,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback, TrainingArguments
 
 from opasd import LossTerm, OPASDConfig, OPASDTrainer
+from opasd.run.records import Records
 from tests.plugins.ways import command
 
 
@@ -23,11 +24,11 @@ class Stopper(TrainerCallback):
 COLUMNS = {"question": "frage", "solution": "weg", "answer": "antwort"}
 
 
-def trainer(*, steps, callbacks=()):
+def trainer(*, steps, callbacks=(), terms=True, name="python"):
     return OPASDTrainer(
         model="own_model",
         args=TrainingArguments(
-            "runs/python", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=steps, save_steps=1,
+            f"runs/{name}", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=steps, save_steps=1,
             learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, report_to=["tensorboard"],
         ),
         config=OPASDConfig.model_validate(
@@ -36,7 +37,7 @@ def trainer(*, steps, callbacks=()):
         train_dataset="sums.csv",
         columns=COLUMNS,
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
-        loss_terms=[LossTerm("small_states", own_plugin.small_states, weight=0.1)],
+        loss_terms=[LossTerm("small_states", own_plugin.small_states, weight=0.1)] if terms else [],
         grader=own_plugin.contains,
         callbacks=list(callbacks),
     )  # fmt: skip
@@ -68,4 +69,11 @@ assert json.loads(Path("evaluations/own/settings.json").read_text())["grader"] =
 command("report", "runs/python", "--output", "page")
 command("merge", "runs/python", "merged")
 assert "frage" not in command("prompt", "runs/python", "--plugins", "own_plugin")
+
+# A command continues a run whose configuration says all of it, and names what a configuration cannot say.
+message = command("train", "--resume", "runs/python", "--train.max-steps", "4", "--plugins", "own_plugin", code=2)
+assert "made in Python with the loss term small_states" in message, message
+trainer(steps=1, terms=False, name="said").train()
+command("train", "--resume", "runs/said", "--train.max-steps", "2", "--plugins", "own_plugin")
+assert [row["step"] for row in Records(Path("runs/said/metrics.jsonl"))] == [1, 2]
 sys.stdout.write("whole way done\n")
