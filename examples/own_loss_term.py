@@ -16,7 +16,7 @@ def confidence(batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
         log_TV = batch.student.head.logits(scores.hidden_TE).float().log_softmax(-1)
         entropies.append(-(log_TV.exp() * log_TV).sum(-1).mean() if len(log_TV) else log_TV.new_zeros(()))
     entropy_R = torch.stack(entropies)
-    return -entropy_R, {"entropy": float(entropy_R.mean())}
+    return -entropy_R, {"entropy": float(entropy_R.detach().mean())}
 
 
 def main(output: str = "runs/own_loss_term", steps: int = 5) -> OPASDTrainer:
