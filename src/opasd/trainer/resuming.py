@@ -23,7 +23,7 @@ from opasd.run.checkpoints import check_checkpoint, newest_checkpoint, set_aside
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
-from opasd.trainer.hub import HubTrainer
+from opasd.trainer.base import BaseTrainer
 from opasd.trainer.setup import RunData
 
 LEFT_BEHIND = (".checkpoint", ".final")
@@ -31,7 +31,7 @@ LEFT_BEHIND = (".checkpoint", ".final")
 _TEACHER = "teacher.safetensors"
 
 
-class ResumableTrainer(HubTrainer):
+class ResumableTrainer(BaseTrainer):
     """Save a checkpoint by one rename, resume from a whole checkpoint, and rewind the records to it."""
 
     config: OPASDConfig

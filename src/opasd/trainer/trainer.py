@@ -162,7 +162,9 @@ class OPASDTrainer(ResumableTrainer):
         )
         self.only_python: list[str] | None = None
         """For a run made in Python: what it has that no configuration can say."""
-        if run_config is None:
+        if run_config is None:  # else a command has said its warnings
+            for warning in self.config.objective.warnings():
+                _log.warning("%s", warning)
             if grader is not None:
                 self.config = self.config.model_copy(update={"grader": path_of(grader)})
             run_config = described_run(self.student, given, self.config, self.data, self.folder)
@@ -345,24 +347,6 @@ class OPASDTrainer(ResumableTrainer):
         assert isinstance(values, Tensor)
         return int(values.max())
 
-    def total(self, value: float) -> float:
-        """Return the sum of a number over all processes."""
-        reduced = self.accelerator.reduce(torch.tensor(float(value), device=self.args.device), "sum")
-        assert isinstance(reduced, Tensor)
-        return float(reduced)
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        name = getattr(self.args.optim, "value", self.args.optim)
-        advice = "change it or, in train.extra, optim_args, adam_beta1, adam_beta2, adam_epsilon"
-        with setup.setting_errors(f"train.extra.optim: {name} cannot be made", advice):
-            return super().create_optimizer(*args, **kwargs)
-
-    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        name = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
-        advice = "change it or, in train.extra, lr_scheduler_kwargs"
-        with setup.setting_errors(f"train.lr_scheduler_type: {name} cannot be made", advice):
-            return super().create_scheduler(*args, **kwargs)
-
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -406,9 +390,6 @@ class OPASDTrainer(ResumableTrainer):
         metrics |= {f"eval_{name}": value for name, value in metrics.items()}  # the names that Trainer looks for
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        return 0  # the metrics estimate them from the rollouts' lengths
 
     def close(self) -> None:
         """Release what the rollout engine holds beside the model; no rollouts after this."""
