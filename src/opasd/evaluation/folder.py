@@ -22,6 +22,7 @@ from opasd.evaluation.comparability import GRADING, GROWING, combined, conflicts
 from opasd.files import JsonLines, json_line, read_object, write_bytes, write_json
 
 SETTINGS, PROBLEMS, SAMPLES, RESULTS = "settings.json", "problems.jsonl", "samples.jsonl", "evaluation.json"
+CALLS = "calls.jsonl"
 _OPTIONAL = ("template_options", "grader", "boxes", "think_marks", GRADING)
 """Parts of the settings that older folders, or those with the defaults, do not have."""
 _UNSAFE = re.compile(r"[^\w.+-]+")

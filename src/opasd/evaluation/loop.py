@@ -14,9 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 
-from opasd.choices import Engine
+from opasd.choices import ENGINES, Engine
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
@@ -24,6 +25,7 @@ from opasd.evaluation import regrading
 from opasd.evaluation.answers import model_marks, readable, thinking_prefix
 from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.comparability import GRADING, GROWING
+from opasd.evaluation.costs import Costs
 from opasd.evaluation.profiles import ENGINE, GROUP, Profile
 from opasd.evaluation.results import SCHEMA, build, gather
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
@@ -38,6 +40,7 @@ from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import AdapterEngine, Completion, derive_seed
 from opasd.rollout.factory import serve_base
+from opasd.run.environment import environment
 
 
 class Base:
@@ -116,17 +119,23 @@ def evaluate(
     missing = Counter(key.target for key in keys if key not in samples.keys)
     progress.begin(len(keys), len(keys) - missing.total())
     tokens, seconds = 0, 0.0
+    costs = Costs(path / folders.CALLS, None if ENGINES[evaluation.engine].servers else torch.cuda.device_count())
+    if missing.total():
+        costs.start()
     with pool.Grader(seconds=seconds_of(evaluation.grader), function=evaluation.grader) as grader:
         for model, targets in _by_base_model(evaluation.targets):
             if any(missing[target.name] for target in targets):
                 if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
                     grader.start()  # its processes start while the model is loaded
                 for drawn in _draw(evaluation, open_base(model), targets, samples, grader, progress):
-                    tokens, seconds = tokens + drawn[0], seconds + drawn[1]
+                    costs.add(*drawn)
+                    tokens, seconds = tokens + drawn[1], seconds + drawn[2]
     problems = {loaded.name: [problem.id for problem in loaded.problems] for loaded in evaluation.benchmarks}
     results = results_of(evaluation.profile, path.name, settings, samples, problems)
     speed = tokens / seconds if seconds else None
-    results["spent"] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": speed}
+    results["spent"] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": speed, "total": costs.total()}
+    results["environment"] = environment()
+    results["calls"] = costs.calls()
     folders.write_results(path, results)
     return results
 
@@ -150,10 +159,10 @@ def _draw(
     samples: SampleFile,
     grader: pool.Grader,
     progress: SampleProgress,
-) -> Iterator[tuple[int, float]]:
+) -> Iterator[tuple[int, int, float]]:
     """Draw, grade and write the missing samples of one base model and its adapters.
 
-    Yield the tokens and the seconds of each group.
+    Yield the samples, the tokens and the seconds of each group.
     """
     if base.tokenizer.chat_template is None:
         progress.say(f"{targets[0].model.name_or_path} has no chat template: problems are asked as plain text")
@@ -171,7 +180,7 @@ def _draw(
                         tokens = sum(len(completion.ids) for completion in completions)
                         samples.append(exam.grade(keys, completions, grader))
                         progress.advance(f"{exam.benchmark.name} {target.name}", new, tokens, seconds)
-                        yield tokens, seconds
+                        yield new, tokens, seconds
 
 
 class Exam:
