@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from opasd.errors import ConfigError, DataError
-from opasd.evaluation.benchmarks import DATA_DIR, Benchmark, find_benchmarks, load, packaged
+from opasd.evaluation.benchmarks import DATA_DIR, Benchmark, find_benchmarks, is_local, load, packaged
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ROWS = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 4)]
+UNPINNED = ("arithmetic", "lab", "hmmt_nov25", "brumo25", "cmimc25", "beyondaime", "minerva", "amo")
 
 
 def write(path: Path, rows=ROWS) -> Path:
@@ -23,11 +24,14 @@ def write(path: Path, rows=ROWS) -> Path:
 
 def test_every_benchmark_of_the_paper_and_more_is_pinned():
     entries = packaged()
-    assert list(entries) == ["aime24", "aime25", "aime26", "hmmt25", "math500", "gsm8k", "amc23", "arithmetic", "lab"]
+    assert list(entries) == [
+        "aime24", "aime25", "aime26", "hmmt25", "hmmt_nov25", "brumo25", "cmimc25", "beyondaime", "olympiadbench",
+        "minerva", "amo", "math500", "gsm8k", "amc23", "arithmetic", "lab",
+    ]  # fmt: skip
     for entry in entries.values():
         assert entry.problems
         assert entry.title
-        assert entry.name in ("arithmetic", "lab") or re.fullmatch("[0-9a-f]{40}", entry.revision or "")
+        assert entry.name in UNPINNED or re.fullmatch("[0-9a-f]{40}", entry.revision or "")
         entry.prompts()
 
 
@@ -192,9 +196,47 @@ def test_a_missing_local_copy_goes_to_the_hub_at_the_pinned_commit(tmp_path, mon
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs copies of the benchmarks")
 @pytest.mark.parametrize("name", [name for name in packaged() if name != "lab"])
 def test_real_copies(name):
+    if not is_local(packaged()[name], SHARED):
+        pytest.skip("no copy")
     loaded = load(packaged()[name], SHARED)
     assert len(loaded.problems) == loaded.entry.problems
     assert loaded.entry.kind == packaged()[name].kind
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "row"),
+    [
+        (
+            "BRUMO25",
+            "brumo_2025/data",
+            {"problem_idx": 1, "problem": "q", "answer": "\\frac{1}{2}"},
+        ),
+        ("cmimc25", "MathArena--cmimc_2025/data", {"problem_idx": 1, "problem": "q", "answer": "x+1"}),
+        ("hmmt_nov25", "hmmt_nov_2025/data", {"problem": "q", "answer": "\\sqrt{2}"}),
+        ("beyondaime", "BeyondAIME/data", {"problem": "q", "answer": 4}),
+        (
+            "olympiadbench",
+            "OlympiadBench/OE_TO_maths_en_COMP",
+            {"question": "q", "final_answer": ["2", "3"]},
+        ),
+        ("minerva", "minervamath", {"question": "q", "answer": "4.5e33"}),
+        (
+            "amo-bench",
+            "AMO-Bench/data",
+            {"prompt": "q", "solution": "s", "answer": "\\boxed{3}"},
+        ),
+    ],
+)
+def test_folders_of_the_hubs_form(tmp_path, name, folder, row):
+    """A folder as `hf download` leaves it, in parquet."""
+    (entry,) = find_benchmarks([name])
+    (tmp_path / folder).mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / folder / f"{entry.split}-00000-of-00001.parquet")
+    loaded = load(entry, tmp_path)
+    (problem,) = loaded.problems
+    assert problem.question == "q"
+    assert problem.answer == ("2, 3" if name == "olympiadbench" else str(row["answer"]))
+    assert loaded.describe()["released"] == entry.released
 
 
 def test_an_entry_is_strict():

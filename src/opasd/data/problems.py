@@ -178,7 +178,7 @@ def _text(row: Mapping[str, Any], column: str) -> str:
 
 
 def _answer(row: Mapping[str, Any], columns: ColumnConfig) -> str | None:
-    """Return the answer as text, None if it is null or blank; a number becomes what Python prints for it."""
+    """Return the answer as text, None if it is null or blank; a number as Python prints it, a list of texts joined."""
     column = columns.answer or next((name for name in ANSWER_COLUMNS if name in row), None)
     return None if column is None else _as_text(row, column, columns.answer_pattern)
 
@@ -188,6 +188,8 @@ def _as_text(row: Mapping[str, Any], column: str, pattern: str | None = None) ->
     value = _cell(row, column)
     if value is None:
         return None
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        value = ", ".join(value)
     if isinstance(value, str):
         text = _readable(value, column)
         if pattern and (match := re.search(pattern, text)):

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from opasd.config import ColumnConfig, DataConfig, PromptConfig, Section
 from opasd.config.run import AnswerPattern
@@ -46,6 +46,10 @@ _ENDINGS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
 _TRAINING_ADVICE = re.compile(r" or set data\.| Check data\.")
 _INTEGER = re.compile(r"[-+]?\d[\d,]*", re.ASCII)
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0*$")
+
+
+Released = Annotated[str, BeforeValidator(lambda value: str(value)), Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")]
+"""A day, a month or a year, as 2025-02-13."""
 
 
 class Benchmark(Section):
@@ -79,6 +83,10 @@ class Benchmark(Section):
     """What the message asks for."""
     problems: int | None = Field(default=None, gt=0)
     """How many problems there are."""
+    licence: str | None = None
+    """Licence of the data, as its card states it."""
+    released: Released | None = None
+    """From when on the problems were public."""
     also: tuple[str, ...] = ()
     """Other names, which a local copy may have too."""
 
@@ -128,6 +136,8 @@ class LoadedBenchmark:
             **({"tolerance": self.entry.tolerance} if self.entry.tolerance else {}),
             "prompt": self.entry.prompt,
             "instruction": self.entry.instruction,
+            "licence": self.entry.licence,
+            "released": self.entry.released,
             "fingerprint": self.fingerprint,
         }
 
