@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from opasd import plugins
 from opasd.choices import ENGINES, Precision
+from opasd.cli._power import add_power_flags, power
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ EXAMPLES = """examples:
   opasd evaluate lab                                    the embedded model on its own task
   opasd evaluate base runs/a runs/b --benchmarks aime24,aime25
   opasd evaluate Qwen/Qwen3-1.7B --benchmarks math500,mine.jsonl --data-dir ~/benchmarks --samples 4
-  opasd evaluate --list"""
+  opasd evaluate --list
+  opasd evaluate --power --difference 3                 problems and samples that a difference of 3 points needs"""
 
 
 def run(args: list[str]) -> int:
@@ -38,12 +40,15 @@ def run(args: list[str]) -> int:
     plugins.load([name for text in getattr(options, "plugins", []) for name in text.split(",")])
     if options.list:
         return _list(as_json=options.json)
+    if options.power:
+        return power(options)
     if not options.targets:
         raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
     config = read_flags(options, EvaluateConfig)
     evaluation = _evaluation(options, config)
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
+    from opasd.evaluation.contamination import contamination_notes
     from opasd.evaluation.loop import Base, evaluate
     from opasd.evaluation.results import notes, table
     from opasd.files import full_disk_errors
@@ -55,6 +60,9 @@ def run(args: list[str]) -> int:
     servers = ServersConfig(urls=config.server)
     rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
     progress = SampleProgress()
+    models = [target.model.name_or_path for target in evaluation.targets]
+    for note in contamination_notes(models, [loaded.entry for loaded in evaluation.benchmarks], options.cutoff):
+        progress.say(note)
     folders.make(path)
     with hold(path, "evaluation"):
         settings = folders.enter(path, requested)
@@ -126,11 +134,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
     parser.add_argument(
+        "--cutoff", metavar="DATE",
+        help="Day or month to which the models' training data reaches. Unset: what is known of their names.",
+    )  # fmt: skip
+    parser.add_argument(
         "--intervals", choices=("like-these", "these"), default="like-these",
         help="Question of the table's intervals: problems like these, or these problems alone (sampling noise).",
     )  # fmt: skip
     add_flags(parser, EvaluateConfig, [name for name in EvaluateConfig.model_fields if name not in PROFILE_OPTIONS])
     add_flags(parser.add_argument_group("sampling"), EvaluateConfig, PROFILE_OPTIONS)
+    add_power_flags(parser)
     return parser
 
 
@@ -197,7 +210,8 @@ def _list(*, as_json: bool) -> int:
         return 0
     for entry in entries.values():
         where = entry.source + (f" at {entry.revision[:12]}" if entry.revision else "")
+        where += "".join(f", {part}" for part in (entry.released, entry.licence) if part)
         sys.stdout.write(
-            f"{entry.name:<10} {entry.title:<32} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
+            f"{entry.name:<13} {entry.title:<45} {entry.problems or '?':>5} problems  {entry.kind:<10} {where}\n"
         )
     return 0

@@ -244,7 +244,7 @@ def table(evaluation: Mapping[str, Any], *, these: bool = False) -> str:
         )
     header = list(rows[0])
     rows += [beginning(average, None) for average in evaluation["averages"]]
-    return _markdown(header, [[row.get(name, "") for name in header] for row in rows])
+    return markdown(header, [[row.get(name, "") for name in header] for row in rows])
 
 
 def notes(evaluation: Mapping[str, Any], *, these: bool = False) -> list[str]:
@@ -279,7 +279,8 @@ def _p(value: float | None) -> str:
     return "" if value is None else "< 0.001" if value < 0.001 else fixed(value, 3)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, in columns of one width."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (header, *rows)]

@@ -1,0 +1,54 @@
+"""Show one table over many evaluations, best first, or write them in another tool's form.
+
+Folders are those of `opasd evaluate`, or folders of such folders. What was asked differently is named below the table.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from opasd.errors import ConfigError
+
+EXAMPLES = """examples:
+  opasd leaderboard evaluations
+  opasd leaderboard evaluations/a evaluations/b --format csv > scores.csv
+  opasd leaderboard evaluations/a --export lm-eval --output exported"""
+
+
+def run(args: list[str]) -> int:
+    """Run the command."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("opasd leaderboard", description=__doc__, epilog=EXAMPLES, formatter_class=layout)
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="Folders of evaluations.")
+    parser.add_argument(
+        "--format", choices=("text", "markdown", "csv", "json"), default="text", help="Form of the table."
+    )
+    parser.add_argument("--export", choices=("lighteval", "lm-eval"), help="Write files of that tool's form instead.")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="Folder of the exported files.")
+    options = parser.parse_args(args)
+    if (options.export is None) != (options.output is None):
+        raise ConfigError("--export and --output go together; give both or neither")
+    from opasd.evaluation.leaderboard import as_csv, as_json, cells, leaderboard, read_entries
+    from opasd.evaluation.results import markdown
+    from opasd.rounding import aligned
+
+    if options.export:
+        from opasd.evaluation.export import export
+
+        written = [path for folder in options.folders for path in export(folder, options.export, options.output)]
+        sys.stdout.writelines(f"{path}\n" for path in written)
+        return 0
+    entries = read_entries(options.folders)
+    if not entries:
+        raise ConfigError("these evaluations have no results yet; finish one with opasd evaluate")
+    rows, notes = leaderboard(entries)
+    if options.format == "json":
+        sys.stdout.write(as_json(rows, notes))
+    elif options.format == "csv":
+        sys.stdout.write(as_csv(rows))
+        sys.stderr.writelines(f"{note}\n" for note in notes)
+    else:
+        header, *lines = cells(rows)
+        table = markdown(header, lines) if options.format == "markdown" else "\n".join(aligned([header, *lines])) + "\n"
+        sys.stdout.write(table + "".join(f"\n{note}\n" for note in notes))
+    return 0
