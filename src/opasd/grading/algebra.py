@@ -9,8 +9,10 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from opasd.grading.equality import equal
+from opasd.grading.names import chain
 from opasd.grading.relations import parts, same_relation, solution_set
 from opasd.grading.symbols import plain_symbols
+from opasd.grading.tidying import bare
 
 FLOAT_DIGITS = 12
 """Digits in which a decimal must agree with an expression: an approximation is no answer."""
@@ -30,6 +32,9 @@ def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
         return False
     if parts(first) and parts(second):
         return same_relation(first, second)
+    (left, *links), (other_left, *other_links) = chain(gold), chain(answer)
+    if links and other_links:  # the parser left a side out, P(X=1) in P(X=1) = 0.3
+        return bare(left) == bare(other_left) and equal_by_algebra(links[-1], other_links[-1], tolerance)
     if _is_multiple(second) and not parts(first):
         return False
     if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
@@ -77,7 +82,10 @@ def _as_set(parsed: Any, text: str) -> Any:
     """Turn several inequalities into the set that satisfies all of them, or with `or` any of them."""
     if not isinstance(parsed, sympy.FiniteSet) or not all(map(parts, parsed.args)):
         return parsed
-    sets = [relation.as_set() for relation in parsed.args]  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        sets = [relation.as_set() for relation in parsed.args]  # pyright: ignore[reportAttributeAccessIssue]
+    except NotImplementedError:  # more than one variable
+        return None
     return sympy.Union(*sets) if re.search(r"\bor\b|或", text) else sympy.Intersection(*sets)
 
 
