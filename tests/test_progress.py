@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opasd.progress import SampleProgress, StatusLine, clock, with_progress
+from opasd.progress import SampleProgress, StatusLine, clock, fitted, with_progress
 
 
 class Terminal(io.StringIO):
@@ -87,3 +87,26 @@ def test_samples_speed_and_time_left(stream, seconds):
 @pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (65, "1:05"), (3599, "59:59"), (3600, "1:00:00")])
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+PARTS = [
+    ("step 100/200", 0), ("loss 0.1234", 0), ("token 0.1234", 2), ("attention 0.1234", 3), ("ρ 0.4321", 4),
+    ("length 8192", 1), ("accuracy 0.50", 0), ("left 12:34:56", 0),
+]  # fmt: skip
+
+
+def test_a_narrow_terminal_keeps_what_matters_most(stream):
+    StatusLine().show_parts(PARTS)
+    shown = stream.getvalue().removeprefix("\r\x1b[K")
+    for part in ("step 100/200", "loss 0.1234", "accuracy 0.50", "left 12:34:56"):
+        assert part in shown
+    assert ("ρ 0.4321" in shown) != stream.isatty()
+
+
+def test_parts_leave_in_their_order():
+    whole = [text for text, _ in PARTS]
+    assert fitted(PARTS, None) == fitted(PARTS, 200) == whole
+    eighty = fitted(PARTS, 79)
+    assert [text for text in whole if text not in eighty] == ["token 0.1234", "attention 0.1234", "ρ 0.4321"]
+    assert len("  ".join(eighty)) <= 79
+    assert fitted(PARTS, 5) == [text for text, rank in PARTS if rank == 0]

@@ -50,6 +50,10 @@ class StatusLine:
         _write(f"{_ERASE}{text[:width]}")
         self._drawn = True
 
+    def show_parts(self, parts: Sequence[tuple[str, int]]) -> None:
+        """Show parts in a line; a narrow terminal leaves out those of the highest rank, and 0 always stays."""
+        self.show("  ".join(fitted(parts, shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else None)))
+
     def say(self, text: str) -> None:
         """Print a line that stays, in place of the drawn one."""
         self.clear()
@@ -112,6 +116,17 @@ def with_progress(label: str, items: Sequence[T]) -> Iterator[T]:
             line.show(f"{label}: {done:,} of {len(items):,}")
         yield item
     line.clear()
+
+
+def fitted(parts: Sequence[tuple[str, int]], width: int | None) -> list[str]:
+    """Return the texts of the parts without those of the highest rank, until two spaces between them fit the width."""
+    kept = list(parts)
+    while width is not None and sum(len(text) + 2 for text, _ in kept) - 2 > width:
+        worst = max(rank for _, rank in kept)
+        if worst == 0:
+            break
+        kept.pop(max(index for index, (_, rank) in enumerate(kept) if rank == worst))
+    return [text for text, _ in kept]
 
 
 def say(text: str) -> None:

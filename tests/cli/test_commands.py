@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from tokenizers import Tokenizer
 
 import opasd.cli as cli
 from opasd.errors import ConfigError
+from opasd.lab import model_path
 from opasd.recipes import load_recipe, recipe_names
 from opasd.recipes.reading import parse_yaml
 from tests.cli.conftest import CommandLine
@@ -88,7 +90,8 @@ def test_validate_knows_what_an_evaluation_can_be_told(opasd: CommandLine) -> No
 
 
 def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
-    (opasd.folder / "d.jsonl").write_text('{"problem": "p", "solution": "s"}\n' * 128 + "\n")
+    rows = "".join(f'{{"problem": "p{number}", "solution": "s"}}\n' for number in range(128))
+    (opasd.folder / "d.jsonl").write_text(f"{rows}\n")
     code, text, _ = opasd("validate", "--data.source", "d.jsonl", "--json")
     shown = json.loads(text)
     assert code == 0
@@ -99,6 +102,49 @@ def test_validate_counts_epochs_of_a_file(opasd: CommandLine) -> None:
     refused = opasd.refuses("train", "--data.source", "d.jsonl", "--data.rows", "128:")
     assert "data.source: d.jsonl has 128 rows, and none of them is in rows '128:'" in refused
     assert "data.rows: got '5'; give FIRST:END" in opasd.refuses("validate", "--data.rows", "5")
+
+
+def test_validate_looks_into_local_data_as_a_run_does(opasd: CommandLine) -> None:
+    rows = [{"q": f"What is {number} + 1?", "s": "Add one. " * number} for number in range(1, 41)]
+    (opasd.folder / "d.csv").write_text("q,s\n" + "".join(f"{row['q']},{row['s']}\n" for row in rows))
+    refused = opasd.refuses("validate", "lab", "--data", "d.csv")
+    assert 'd.csv, row 1: column "problem" is missing; the row has "q", "s"' in refused
+    columns = ["--data", "d.csv", "--data.columns.question", "q", "--data.columns.solution", "s"]
+    code, text, errors = opasd("validate", "lab", *columns, "--json")
+    assert code == 0, errors
+    found = json.loads(text)["looks"]["data"]
+    assert (found["rows"], found["problems"], found["answers"], found["unit"]) == (40, 40, 0, "tokens")
+    tokenizer = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+    lengths = [len(tokenizer.encode(row["s"].strip() + " ").ids) for row in rows]
+    assert abs(found["solution"]["longest"] - max(lengths)) <= 1
+    assert abs(found["solution"]["mean"] - sum(lengths) / 40) <= 1
+    refused = opasd.refuses("validate", "lab", *columns, "--prompts.max-student-tokens", "5")
+    assert "the question alone has more than prompts.max_student_tokens = 5 tokens" in refused
+    skipping = ["--prompts.max-student-tokens", "5", "--data.on-bad-row", "skip"]
+    code, text, _ = opasd("validate", "lab", *columns, *skipping)
+    assert code == 0
+    assert "# warning: data: d.csv:" in text
+    refused = opasd.refuses("validate", "lab", *columns, "--prompts.reference", "{answer} ")
+    assert "40 problems have no answer, such as d.csv:1" in refused
+    (opasd.folder / "v.jsonl").write_text('{"problem": "p", "solution": ""}\n')
+    refused = opasd.refuses("validate", "lab", "--validation-data.own.source", "v.jsonl")
+    assert 'validation_data.own: v.jsonl, row 1: column "solution" is empty' in refused
+    code, text, _ = opasd("validate", "--model", "some/model", *columns)
+    assert code == 0
+    assert "characters on average" in text
+    assert "# plan: " in text
+
+
+def test_validate_prints_the_plan_in_short(opasd: CommandLine) -> None:
+    _, text, _ = opasd("validate", "opasd-qwen3-4b", "--num-processes", "4")
+    _, plan, _ = opasd("plan", "opasd-qwen3-4b", "--gpus", "4", "--json")
+    needed = json.loads(plan)["memory"]["needed"] / 2**30
+    assert "# plan on 4 x H200" in text
+    assert f"memory of a GPU    {needed:.1f} GiB, fits 131.3; the rollout needs the most" in text
+    assert f"{json.loads(plan)['tokens']['sampled']:,} tokens sampled" in text
+    assert "limit              sampling takes" in text
+    shown = json.loads(opasd("validate", "opasd-qwen3-4b", "--num-processes", "4", "--json")[1])["plan"]
+    assert shown == {key: value for key, value in json.loads(plan).items() if key != "recipe"}
 
 
 def test_validate_tells_what_a_task_made_by_code_does_not_know(opasd: CommandLine) -> None:
@@ -273,7 +319,7 @@ def test_a_package_that_is_missing_is_named() -> None:
 
 
 def test_merge_writes_only_to_a_new_or_empty_folder(opasd: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def merge(adapter: Path, output: Path) -> None:
+    def merge(adapter: Path, output: Path, **_: bool) -> None:
         output.mkdir()
         (output / "merged").write_text(str(adapter))
 

@@ -2,8 +2,10 @@
 
 import json
 
+from opasd.cli import demo
 from opasd.cli.demo import METHODS, compare
 from opasd.model import merging
+from opasd.recipes import load_recipe
 
 SMALL = """
 data: {sample: 32}
@@ -20,7 +22,7 @@ def test_the_demo_trains_compares_and_writes(tmp_path, tmp_path_factory, capsys,
         (recipes / f"{recipe}.yaml").write_text(f"extends: {recipe}{SMALL}")
     small = {name: str(recipes / f"{recipe}.yaml") for name, recipe in METHODS.items()}
     monkeypatch.setattr("opasd.cli.demo.METHODS", small)
-    models = compare(tmp_path, steps=1, problems=12, seed=1)
+    models = compare(tmp_path, changes={"max_steps": 1}, problems=12, seed=1)
     assert [model.name for model in models] == ["base", "OPSD", "OPASD"]
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:3] == ["accuracy", "against", "base"]
@@ -43,3 +45,19 @@ def test_the_demo_trains_compares_and_writes(tmp_path, tmp_path_factory, capsys,
     )
     merging.merge(tmp_path / "opasd" / "final", tmp_path / "merged")
     assert (tmp_path / "merged" / "model.safetensors").exists()
+
+
+def test_quick_changes_both_recipes_alike_and_the_long_demo_none(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(demo, "compare", lambda folder, **options: asked.append(options))
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--quick"], ["--quick", "--steps", "2", "--problems", "9"]):
+        assert demo.run(words) == 0
+    assert asked[0] == {"seed": 42, "changes": {}, "problems": 1200, "remark": ""}
+    assert asked[1] == {"seed": 42, "changes": demo.QUICK, "problems": 300, "remark": demo.FIRST_LOOK}
+    assert asked[2] == {"seed": 42, "changes": demo.QUICK | {"max_steps": 2}, "problems": 9, "remark": demo.FIRST_LOOK}
+    assert capsys.readouterr().out.count("A first look") == 2
+    for recipe in METHODS.values():
+        long = demo._config(recipe, tmp_path, 42, {}).train
+        assert long == load_recipe(recipe).config().train.model_copy(update={"seed": 42, "save_steps": 40})
+        assert demo._config(recipe, tmp_path, 42, demo.QUICK).train.max_steps == 10

@@ -36,7 +36,7 @@ def test_impossible_arguments_are_one_message(args: list[str]) -> None:
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["problems", "--help"], ["problems", "-h"]])
 def test_help(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(args) == 0
+    assert main(["lab", *args]) == 0
     assert capsys.readouterr().out.startswith("usage: opasd lab problems")
 
 

@@ -63,7 +63,7 @@ def test_a_run_is_shown_with_its_own_settings(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lab", "--problem", "0"], "--problem: got 0; problems are counted from 1"),
+        (["lab", "--problem", "0"], "--problem: got 0; give 1 or more"),
         (["lab", "--problem", "99999"], "has 2048 problems"),
         (["nothing"], 'no recipe "nothing"'),
     ],

@@ -147,7 +147,7 @@ def test_planning_imports_nothing_heavy(three: CommandLine) -> None:
         (["sweep", "three.yaml", "--slurm", "--only", "x"], "the runs are attention_weight-0.25, "),
         (["sweep", "three.yaml", "--gpus-per-run", "8"], "--gpus-per-run 8, but there are"),
         (["sweep", "three.yaml", "--data.source", "absent.jsonl"], "attention_weight-0.25 cannot run:"),
-        (["sweep", "three.yaml", "--jobs", "0"], "expected a whole number of at least 1"),
+        (["sweep", "three.yaml", "--jobs", "0"], "--jobs: got 0; give 1 or more"),
         (["sweep", "three.yaml", "--gpus-per-run", "-1"], "expected a number from 0 to 1024, got '-1'"),
         (["sweep", "three.yaml", "--slurm", "--time", "abc"], "expected a time such as 12:00:00"),
         (["sweep", "three.yaml", "--evaluate.benchmarks", "amie24"], 'evaluate.benchmarks: no benchmark "amie24"; did'),

@@ -117,6 +117,8 @@ def test_the_commit_of_the_base_is_kept(tmp_path):
     assert report["off"].pop("main") > 0.01
     assert max(report["off"].values()) < 1e-4, report["off"]
     assert report["revision"] == "v1"
+    began = json.loads((tmp_path / "runs" / "rev" / "model.json").read_text())
+    assert began == {"name_or_path": "org/tiny", "revision": "v1", "commit": "b" * 40}
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opasd.cli._options import parse
-from opasd.cli.train import TrainOptions
+from opasd.cli.train import parser
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes.checking import to_config
@@ -70,7 +69,7 @@ _fields = {
 def test_what_is_written_as_flags_is_read_back_by_train_and_by_sweep(values: dict[str, Any]) -> None:
     words = to_flags(values)
     expected = RunConfig.model_validate(nested(values))
-    _, _, config = parse(TrainOptions, words, prog="opasd train", about="")
+    _, _, config = parser().parse(words)
     assert config == expected
     _, values_by_root = take_flags(words, _roots)
     assert RunConfig.model_validate(nested(values_by_root[""])) == expected
@@ -81,7 +80,7 @@ def test_what_is_written_as_flags_is_read_back_by_train_and_by_sweep(values: dic
 )
 def test_layers_on_a_command_line(text: str, layers: Any) -> None:
     words = [f"--objective.attention.layers={text}", "lab"]
-    _, recipe, config = parse(TrainOptions, words, prog="opasd train", about="")
+    _, recipe, config = parser().parse(words)
     assert config.objective.attention.layers == layers
     assert recipe.name == "lab"
     again = to_config(config.model_dump(mode="json"), "a file")
@@ -91,7 +90,7 @@ def test_layers_on_a_command_line(text: str, layers: Any) -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "1,1", "x", "1.5", "[]", "true", "all,1"])
 def test_layers_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match=r"objective.attention.layers: got .*; give how many of the last layers"):
-        parse(TrainOptions, [f"--objective.attention.layers={text}"], prog="opasd train", about="")
+        parser().parse([f"--objective.attention.layers={text}"])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_point_wise_clipping_is_warned_of() -> None:
 
 
 def test_null_takes_a_validation_set_away_on_a_command_line_too() -> None:
-    _, _, config = parse(TrainOptions, ["lab", "--validation-data.lab", "null"], prog="opasd train", about="")
+    _, _, config = parser().parse(["lab", "--validation-data.lab", "null"])
     assert config.validation_data == {}
     with pytest.raises(ConfigError, match="validation_data.no: got nothing"):
-        parse(TrainOptions, ["lab", "--validation-data.no", "null"], prog="opasd train", about="")
+        parser().parse(["lab", "--validation-data.no", "null"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from opasd.cli._preview import arithmetic
+from opasd.cli.train import parser
 from opasd.config import RunConfig
 from opasd.data.problems import Problem, load_problems
 from opasd.data.sets import load_set
@@ -253,3 +254,32 @@ def _leaves(values: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tu
             yield from _leaves(value, (*prefix, key))
         else:
             yield (*prefix, key), value
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_what_a_recipe_loads_from_the_hub_is_pinned(name: str) -> None:
+    config = load_recipe(name).config()
+    data = [config.data, *config.validation_data.values()]
+    named = {config.model.name_or_path: config.model.revision} | {part.source: part.revision for part in data}
+    for source, revision in named.items():
+        if "/" in source:
+            assert re.fullmatch("[0-9a-f]{40}", revision or ""), source
+    for benchmark in find_benchmarks(["aime24", "aime25", "aime26", "hmmt25", "gsm8k"]):
+        assert named.get(benchmark.source, benchmark.revision) == benchmark.revision
+
+
+def test_a_commit_goes_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(
+        "extends: opasd-qwen3-1.7b\nmodel: {name_or_path: a/b}\ndata: {source: c/d, revision: e}\n"
+        "validation_data: {aime24: {source: f/g}, aime25: {sample: 3}}\n"
+    )
+    parent, other = load_recipe("opasd-qwen3-1.7b").config(), load_recipe(str(tmp_path / "other.yaml")).config()
+    assert (other.model.revision, other.data.revision) == (None, "e")
+    assert other.validation_data["aime24"].revision is None
+    assert other.validation_data["aime25"].revision == parent.validation_data["aime25"].revision
+    (tmp_path / "same.yaml").write_text("extends: opasd-qwen3-1.7b\nmodel: {name_or_path: Qwen/Qwen3-1.7B}\n")
+    assert load_recipe(str(tmp_path / "same.yaml")).config() == parent
+    _, _, flagged = parser().parse(["opasd-qwen3-1.7b", "--model", "a/b", "--data", "mine.jsonl"])
+    assert (flagged.model.revision, flagged.data.revision) == (None, None)
+    _, _, flagged = parser().parse(["opasd-qwen3-1.7b", "--model", "a/b", "--revision", "r"])
+    assert flagged.model.revision == "r"

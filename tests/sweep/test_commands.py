@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opasd.cli._options import parse
-from opasd.cli.train import TrainOptions
+from opasd.cli.train import parser
 from opasd.errors import ConfigError
 from opasd.recipes.fields import value_of
 from opasd.run.folder import check_name
@@ -25,7 +24,7 @@ def test_the_commands_of_packaged_sweeps_give_the_planned_configurations(name: s
         check_name(run.name)
         assert run.evaluate is not None
         if not run.evaluate_only:
-            _, _, config = parse(TrainOptions, Job(run, tmp_path).command("train")[1:], prog="opasd train", about="")
+            _, _, config = parser().parse(Job(run, tmp_path).command("train")[1:])
             assert (config.name, config.output_dir) == (run.name, str(tmp_path))
             assert not differing_settings(config, run.config)
 

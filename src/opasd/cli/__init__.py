@@ -9,6 +9,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
@@ -16,10 +17,21 @@ from importlib import metadata
 from opasd.errors import ConfigError, OpasdError, closest
 
 USER_MISTAKE, INTERRUPTED, BROKEN_PIPE, STOPPED = 2, 130, 141, 75
-EXIT_CODES = """\
-Exit codes: 0 finished; 2 a mistake in what was given, explained in one message; 75 stopped by a signal with a
-checkpoint saved (continue with `opasd train --resume FOLDER`); 1 a bug in opasd. `--debug` or OPASD_DEBUG=1 shows
-the traceback of a mistake."""
+SHORT_EXIT_CODES = """\
+Exit codes: 0 finished; 2 a mistake, explained in one message; 75 stopped by a signal with a checkpoint saved (continue
+with `opasd train --resume FOLDER`); 1 a bug."""
+EXIT_CODES = f"{SHORT_EXIT_CODES} `--debug` or OPASD_DEBUG=1 shows the traceback of a mistake."
+FIRST_STEPS = """\
+First steps: `opasd demo --quick`, then `opasd validate lab` and `opasd train lab`. `opasd COMMAND --help` says more,
+`opasd --version` names the version, and `opasd --print-completion bash` (or zsh, fish) lets a shell complete commands,
+recipes and flags."""
+ORDER = {
+    "first": ("demo", "env", "recipes"),
+    "before a run": ("validate", "plan", "prompt", "probe"),
+    "runs": ("train", "sweep"),
+    "results": ("evaluate", "leaderboard", "regrade", "report", "attend", "merge"),
+}
+"""The commands as `opasd --help` lists them; those that are not named here come last."""
 
 
 LOST = "the connection to another process was lost"
@@ -36,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        code = _command([word for word in args if word != "--debug"])()
+        try:
+            code = _command([word for word in args if word != "--debug"])()
+        except SystemExit as stop:  # argparse has shown a help page
+            code = int(stop.code or 0)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -64,17 +79,26 @@ def _show_error(message: str) -> None:
     if leave_error(rank, message) and rank:
         return
     sys.stdout.flush()
-    sys.stderr.write(f"error: {f'process {rank}: ' if rank else ''}{message}\n")
+    from opasd.cli._parser import coloured
+
+    label = "\033[1;31merror:\033[0m" if coloured(sys.stderr) else "error:"
+    sys.stderr.write(f"{label} {f'process {rank}: ' if rank else ''}{message}\n")
 
 
 def _command(args: list[str]) -> Callable[[], int]:
     """Return the command that the first word names, with the other words; `main` calls it."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     name = args[0] if args else ""
+    if name == "help" and len(args) > 1:
+        args, name = [args[1], "--help"], args[1]
     if name in ("", "-h", "--help", "help"):
         return partial(_print, _help(names), exit_code=0 if args else USER_MISTAKE)
     if name == "--version":
         return partial(_print, f"opasd {metadata.version('opasd')}\n", exit_code=0)
+    if name in ("--print-completion", "--complete"):
+        from opasd.cli import _completion
+
+        return partial(_completion.run, name, args[1:], names)
     if name not in names:
         hint = closest(name, names, 0.5) or "see opasd --help."
         raise ConfigError(f'no command "{name[:60]}"; {hint} The commands are {", ".join(names)}')
@@ -87,12 +111,18 @@ def _print(text: str, *, exit_code: int) -> int:
 
 
 def _help(commands: list[str]) -> str:
-    lines = ["usage: opasd COMMAND ...", "", "On-policy attention self-distillation.", "", "commands:"]
-    for name in commands:
-        about = (importlib.import_module(f"opasd.cli.{name}").__doc__ or "").strip().splitlines()[0]
-        lines.append(f"  {name:<10} {about}")
-    lines += ["", "opasd COMMAND --help says more. First steps: opasd validate lab, then opasd train lab."]
-    return "\n".join([*lines, "", EXIT_CODES, ""])
+    from opasd.cli._parser import coloured, listed, page_width, painted
+
+    others = sorted(set(commands) - {name for names in ORDER.values() for name in names})
+    page = "usage: opasd COMMAND [options]\n\nOn-policy attention self-distillation.\n"
+    for heading, names in (*ORDER.items(), ("more", others)):
+        page += f"\n{heading}:\n"
+        for name in names:
+            about = (importlib.import_module(f"opasd.cli.{name}").__doc__ or "").strip().splitlines()[0]
+            page += listed(name, about, 11)
+    for text in (FIRST_STEPS, EXIT_CODES):
+        page += f"\n{textwrap.fill(' '.join(text.split()), page_width(), break_on_hyphens=False)}\n"
+    return painted(page) if coloured(sys.stdout) else page
 
 
 def _message(error: Exception) -> str | None:

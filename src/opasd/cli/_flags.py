@@ -7,7 +7,7 @@ A list is given as `--budgets A,B`; its flag may be repeated.
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -18,14 +18,21 @@ from opasd.errors import ConfigError
 from opasd.recipes.checking import AnySection, explain
 
 _METAVARS = {int: "N", float: "X"}
+NO_DEFAULTS: Mapping[str, str] = {}
 
 
-def add_flags(parser: Any, section: type[Section], names: Iterable[str]) -> None:
-    """Add a flag for each named field, which is optional or a list, to a parser or a group of its arguments."""
+def add_flags(
+    parser: Any, section: type[Section], names: Iterable[str], defaults: Mapping[str, str] = NO_DEFAULTS
+) -> None:
+    """Add a flag for each named field, which is optional or a list, to a parser or a group of its arguments.
+
+    `defaults` says what a field is that is not given, where something else decides that.
+    """
     for name in names:
         field = section.model_fields[name]
         kind = next(part for part in get_args(field.annotation) if part is not NoneType)
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (field.description or "").replace("%", "%%")}
+        about = (field.description or "") + (f" (default: {defaults[name]})" if name in defaults else "")
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": about.replace("%", "%%")}
         if get_origin(field.annotation) is tuple:
             options |= {"action": "append", "metavar": "A,B"}
         elif kind is bool:
@@ -52,11 +59,12 @@ def read_flags(options: argparse.Namespace, section: type[AnySection]) -> AnySec
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return the type of an argument that is a whole number within bounds."""
-    wanted = f"a number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= (high or 10**18)):
-            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r:.40}")
+            if high is not None:
+                raise argparse.ArgumentTypeError(f"expected a number from {low} to {high}, got {text!r:.40}")
+            raise argparse.ArgumentTypeError(f"got {text[:40]}; give {low} or more")
         return int(text)
 
     return parse

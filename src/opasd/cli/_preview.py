@@ -14,6 +14,7 @@ from opasd.data.made import TASKS, count_problems, task_split
 from opasd.errors import ConfigError, closest
 from opasd.files import read_object
 from opasd.lab import LAB
+from opasd.plan.models import hub_cache
 from opasd.prompts.wording import Wordings
 
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab")
@@ -103,7 +104,7 @@ def _model(config: RunConfig) -> dict[str, Any]:
         if missing:
             source["error"] = f"model.name_or_path: {name} lacks {', '.join(missing)}; give a whole model's folder"
     elif _HUB_MODEL.fullmatch(name) and not folder.exists():
-        source |= {"kind": "hub", "cached": _cached("models", name)}
+        source |= {"kind": "hub", "cached": _cached("models", name, config.model.revision)}
     else:
         source["kind"] = "missing"
         source["error"] = (
@@ -135,7 +136,7 @@ def _data(key: str, config: DataConfig) -> dict[str, Any]:
         if not _DATA_FILE.search(path.name):
             source["error"] = f"{key}: {name} is no jsonl, json, parquet or csv file; give one of these"
     elif _HUB_DATA.fullmatch(name) and not _DATA_FILE.search(name):
-        source |= {"kind": "hub", "revision": config.revision, "cached": _cached("datasets", name)}
+        source |= {"kind": "hub", "revision": config.revision, "cached": _cached("datasets", name, config.revision)}
     else:
         source["kind"] = "missing"
         source["error"] = f"{key}: no file or folder {name!r}, and no hub data set; give a path or organisation/name"
@@ -244,11 +245,11 @@ def _warnings(config: RunConfig, batch: dict[str, Any], model: dict[str, Any], d
                 yield f"{source['source']} is not in the cache and HF_HUB_OFFLINE forbids to fetch it"
 
 
-def _cached(kind: str, name: str) -> bool:
-    """Return whether the hub's cache has some version of a model or data set."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
-    return (cache / f"{kind}--{name.replace('/', '--')}" / "snapshots").is_dir()
+def _cached(kind: str, name: str, revision: str | None) -> bool:
+    """Return whether the hub's cache has this version of a model or data set; any version if none is named."""
+    folder = hub_cache(kind, name)
+    parts = ["snapshots"] if revision is None else [f"snapshots/{revision}", f"refs/{revision}"]
+    return any((folder / part).exists() for part in parts)
 
 
 def _count_rows(path: Path) -> int | None:

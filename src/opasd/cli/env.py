@@ -1,6 +1,5 @@
 """Show versions and devices, and what is missing for what."""
 
-import argparse
 import json
 import os
 import platform
@@ -8,6 +7,7 @@ import sys
 from typing import Any
 
 from opasd.choices import ENGINES
+from opasd.cli._parser import Parser
 from opasd.run.environment import versions
 
 NEEDED_FOR = {
@@ -24,11 +24,16 @@ NEEDED_FOR = {
 }
 
 
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("env", __doc__, usage="opasd env [--json]")
+    command.add_argument("--json", action="store_true", help="Print one JSON object instead.")
+    return command
+
+
 def run(args: list[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="opasd env", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(args)
+    options = parser().parse_args(args)
     installed = versions()
     about: dict[str, Any] = {
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Evaluate models on benchmarks: base, runs, adapters or merged models, several at once.
+"""Evaluate models on benchmarks: base, runs, adapters, several at once.
 
 Samples are written to samples.jsonl as they are drawn; the same command continues where a killed one stopped. Results
 are in evaluation.json and, for a run, in its folder too.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from opasd import plugins
 from opasd.choices import ENGINES, Precision
+from opasd.cli._parser import Parser
 from opasd.cli._power import add_power_flags, power
 from opasd.errors import ConfigError
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from opasd.evaluation.targets import Target
     from opasd.recipes.evaluate import EvaluateConfig
 
-EXAMPLES = """examples:
-  opasd evaluate lab                                    the embedded model on its own task
+EXAMPLES = """\
+examples:
+  opasd evaluate lab                       the embedded model on its own task
   opasd evaluate base runs/a runs/b --benchmarks aime24,aime25
-  opasd evaluate Qwen/Qwen3-1.7B --benchmarks math500,mine.jsonl --data-dir ~/benchmarks --samples 4
+  opasd evaluate --model Qwen/Qwen3-1.7B --data mine.jsonl --samples 4
   opasd evaluate --list
-  opasd evaluate --power --difference 3                 problems and samples that a difference of 3 points needs"""
+  opasd evaluate --power --difference 3    what a difference of 3 points needs"""
 
 
 def run(args: list[str]) -> int:
@@ -35,13 +37,15 @@ def run(args: list[str]) -> int:
     from opasd.cli._flags import read_flags
     from opasd.recipes.evaluate import EvaluateConfig
 
-    options = _parser().parse_args(args)
+    options = parser().parse_args(args)
     plugins.load_installed()
     plugins.load([name for text in getattr(options, "plugins", []) for name in text.split(",")])
     if options.list:
         return _list(as_json=options.json)
     if options.power:
         return power(options)
+    if not options.targets and options.model:
+        options.targets = ["base"]
     if not options.targets:
         raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
     config = read_flags(options, EvaluateConfig)
@@ -103,48 +107,71 @@ def _judged(judge: str, path: Path, rollout: "RolloutConfig", settings: dict[str
     return about
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
+    """Return the command's parser."""
     from opasd.cli._flags import add_flags
     from opasd.evaluation.profiles import PROFILE_OPTIONS
     from opasd.recipes.evaluate import EvaluateConfig
 
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("opasd evaluate", description=__doc__, epilog=EXAMPLES, formatter_class=layout)
-    parser.add_argument(
+    command = Parser("evaluate", __doc__, usage="opasd evaluate TARGET [TARGET ...] [options]", more=EXAMPLES)
+    command.add_argument(
         "targets",
         metavar="TARGET",
         nargs="*",
-        help="base, lab, the folder of a run, an adapter or a model, or org/name.",
+        help="base, lab, the folder of a run, an adapter or a model, or org/name. (default: base, with --model)",
     )
-    parser.add_argument("--list", action="store_true", help="List the benchmarks that come by name.")
-    parser.add_argument(
+    command.add_argument(
         "--model",
         metavar="MODEL",
         help="The model that `base` means. Unset: the one that the adapters were trained on.",
     )
-    parser.add_argument("--revision", help="Commit of --model on the hub.")
-    parser.add_argument("--trust-remote-code", action="store_true", help="Run the code that comes with the models.")
-    parser.add_argument("--dtype", choices=get_args(Precision), help="Number format of the weights.")
-    parser.add_argument(
+    command.add_argument("--revision", metavar="COMMIT", help="Commit of --model on the hub.")
+    command.add_argument("--trust-remote-code", action="store_true", help="Run the code that comes with the models.")
+    command.add_argument(
+        "--data", metavar="A,B", dest="benchmarks", action="append", default=argparse.SUPPRESS,
+        help="Data files to evaluate on; the same as --benchmarks.",
+    )  # fmt: skip
+    command.add_argument("--list", action="store_true", help="List the benchmarks that come by name.")
+    command.add_argument("--dtype", choices=get_args(Precision), help="Number format of the weights. (default: auto)")
+    command.add_argument(
         "--template-option", metavar="K=V", action="append", default=[],
         help="A variable of the chat template, such as date_string=2026-01-01. May be repeated.",
     )  # fmt: skip
-    parser.add_argument(
+    command.add_argument(
         "--output", metavar="DIR", type=Path, help="Folder of the results. Unset: evaluations/…, by the settings."
     )
-    parser.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
-    parser.add_argument(
+    command.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
+    command.add_argument(
         "--cutoff", metavar="DATE",
         help="Day or month to which the models' training data reaches. Unset: what is known of their names.",
     )  # fmt: skip
-    parser.add_argument(
+    command.add_argument(
         "--intervals", choices=("like-these", "these"), default="like-these",
-        help="Question of the table's intervals: problems like these, or these problems alone (sampling noise).",
+        help="Question of the table's intervals: problems like these, or these problems alone (sampling noise). "
+        "(default: like-these)",
     )  # fmt: skip
-    add_flags(parser, EvaluateConfig, [name for name in EvaluateConfig.model_fields if name not in PROFILE_OPTIONS])
-    add_flags(parser.add_argument_group("sampling"), EvaluateConfig, PROFILE_OPTIONS)
-    add_power_flags(parser)
-    return parser
+    add_flags(command, EvaluateConfig, [name for name in EvaluateConfig.model_fields if name not in PROFILE_OPTIONS])
+    add_flags(command.add_argument_group("sampling"), EvaluateConfig, PROFILE_OPTIONS, _profile_defaults())
+    add_power_flags(command)
+    return command
+
+
+def _profile_defaults() -> dict[str, str]:
+    """Return what each option of sampling is in the profile `paper`, and in others where it differs."""
+    from opasd.evaluation.profiles import PROFILE_OPTIONS, PROFILES, Profile
+
+    texts: dict[str, str] = {}
+    for name in PROFILE_OPTIONS:
+        if name in ("profile", "budgets"):
+            continue
+        values = {
+            profile: getattr(settings if name in Profile.model_fields else settings.sampling, name)
+            for profile, settings in PROFILES.items()
+        }
+        shown = {profile: str(value).lower() for profile, value in values.items()}
+        others = (f"; {profile}: {value}" for profile, value in shown.items() if value != shown["paper"])
+        texts[name] = shown["paper"] + "".join(others)
+    return texts
 
 
 def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evaluation":

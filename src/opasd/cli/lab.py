@@ -1,25 +1,33 @@
-"""Print problems of the embedded task as JSON lines: `opasd lab problems`."""
+"""Print problems of the embedded task as JSON lines."""
 
 import json
 import sys
 
+from opasd.cli._parser import Parser
 from opasd.errors import ConfigError
 
-USAGE = """usage: opasd lab problems [COUNT]    print the first COUNT (5) training problems as rows fit for data.source
-"""
+
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("lab", __doc__, usage="opasd lab problems [COUNT]")
+    command.add_argument("action", metavar="problems", nargs="?", help="Print training problems as rows for --data.")
+    command.add_argument("count", metavar="COUNT", nargs="*", help="How many. (default: 5)")
+    return command
 
 
 def run(args: list[str]) -> int:
     """The command."""
-    action, rest = (args[0], args[1:]) if args else ("--help", [])
-    if action in ("-h", "--help") or (action == "problems" and {"-h", "--help"} & set(rest)):
-        sys.stdout.write(USAGE)
-        return 0
-    if action == "pretrain":
+    if args[:1] == ["pretrain"]:
         raise ConfigError(
             "opasd lab pretrain is not part of the package any more; "
             "run `python -m scripts.lab.pretrain --output MODEL` in a checkout of the repository"
         )
+    command = parser()
+    options = command.parse_args(args)
+    action, rest = options.action, options.count
+    if action is None:
+        sys.stdout.write(command.format_help())
+        return 0
     if action != "problems":
         raise ConfigError(f'opasd lab has no "{action[:60]}"; it has problems')
     if len(rest) > 1 or (rest and not rest[0].isdigit()):

@@ -3,29 +3,35 @@
 Folders are those of `opasd evaluate`, or folders of such folders. What was asked differently is named below the table.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from opasd.cli._parser import Parser
 from opasd.errors import ConfigError
 
-EXAMPLES = """examples:
+EXAMPLES = """\
+examples:
   opasd leaderboard evaluations
   opasd leaderboard evaluations/a evaluations/b --format csv > scores.csv
   opasd leaderboard evaluations/a --export lm-eval --output exported"""
 
 
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("leaderboard", __doc__, usage="opasd leaderboard FOLDER [FOLDER ...] [options]", more=EXAMPLES)
+    command.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="Folders of evaluations.")
+    command.add_argument(
+        "--format", choices=("text", "markdown", "csv", "json"), default="text",
+        help="Form of the table. (default: text)",
+    )  # fmt: skip
+    command.add_argument("--export", choices=("lighteval", "lm-eval"), help="Write files of that tool's form instead.")
+    command.add_argument("--output", metavar="DIR", type=Path, help="Folder of the exported files.")
+    return command
+
+
 def run(args: list[str]) -> int:
     """Run the command."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("opasd leaderboard", description=__doc__, epilog=EXAMPLES, formatter_class=layout)
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="Folders of evaluations.")
-    parser.add_argument(
-        "--format", choices=("text", "markdown", "csv", "json"), default="text", help="Form of the table."
-    )
-    parser.add_argument("--export", choices=("lighteval", "lm-eval"), help="Write files of that tool's form instead.")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="Folder of the exported files.")
-    options = parser.parse_args(args)
+    options = parser().parse_args(args)
     if (options.export is None) != (options.output is None):
         raise ConfigError("--export and --output go together; give both or neither")
     from opasd.evaluation.leaderboard import as_csv, as_json, cells, leaderboard, read_entries

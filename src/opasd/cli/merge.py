@@ -1,19 +1,30 @@
-"""Merge a trained adapter into its base model and write the whole model."""
+"""Merge a trained adapter into its base model, and write that."""
 
-import argparse
 import sys
 from pathlib import Path
 
+from opasd.cli._parser import Parser
 from opasd.errors import ConfigError
+
+
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("merge", __doc__, usage="opasd merge ADAPTER OUT")
+    command.add_argument("adapter", metavar="ADAPTER", type=Path, help="Folder of a run or an adapter.")
+    command.add_argument("out", metavar="OUT", type=Path, nargs="?", help="Folder to write; must be new or empty.")
+    command.add_argument("--output", metavar="OUT", type=Path, help="The same as OUT.")
+    command.add_argument(
+        "--trust-remote-code", action="store_true", help="Run the code that comes with the base model."
+    )
+    return command
 
 
 def run(args: list[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="opasd merge", description=__doc__)
-    parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="folder of a run or an adapter")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; must be new or empty")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the base model")
-    options = parser.parse_args(args)
+    options = parser().parse_args(args)
+    if (options.out is None) == (options.output is None):
+        raise ConfigError("give the folder to write once, as in `opasd merge runs/NAME merged`")
+    output = options.out or options.output
     if not options.adapter.is_dir():
         raise ConfigError(f"no folder {options.adapter}; give a run's or an adapter's folder, such as runs/NAME/final")
     from opasd.model.merging import merge
@@ -21,11 +32,11 @@ def run(args: list[str]) -> int:
 
     is_run = any((options.adapter / name).exists() for name in ("config.yaml", "final"))
     adapter = (newest_result(options.adapter) if is_run else None) or options.adapter
-    if options.out.exists() and not _can_be_filled(options.out):
-        raise ConfigError(f"{options.out} exists and is not empty, and is not overwritten; give a new folder")
+    if output.exists() and not _can_be_filled(output):
+        raise ConfigError(f"{output} exists and is not empty, and is not overwritten; give a new folder")
 
-    merge(adapter, options.out, trust_remote_code=options.trust_remote_code)
-    sys.stdout.write(f"{options.out}\n")
+    merge(adapter, output, trust_remote_code=options.trust_remote_code)
+    sys.stdout.write(f"{output}\n")
     return 0
 
 

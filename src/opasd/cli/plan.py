@@ -1,4 +1,4 @@
-"""Say what a run needs before it is started: memory of a GPU by part, tokens and time of a step and of the run.
+"""Say what a run needs: memory of a GPU, tokens and time of a step and of all.
 
 Loads nothing and needs no GPU. Takes the flags of `opasd train`. The memory of 1.7B, 4B and 8B models was compared with
 runs on an H200 (docs/planning.md); times are estimates from shares of a GPU's peak that were measured there.
@@ -6,59 +6,83 @@ runs on an H200 (docs/planning.md); times are estimates from shares of a GPU's p
 
 import json
 import sys
-from dataclasses import dataclass
 from typing import Any
 
-from opasd.cli._options import ConfigOptions, parse
+from opasd.cli._flags import whole_number
+from opasd.cli._options import ConfigParser
+from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.plan.advice import Plan
 from opasd.plan.memory import GIB, Lengths
 from opasd.plan.models import find_shape
 from opasd.plan.speed import GPUS
 
+PROMPT, SOLUTION = 256, 1024
+"""Assumed mean lengths of a problem and of a solution, in tokens."""
 
-@dataclass(frozen=True)
-class PlanOptions(ConfigOptions):
-    """The command's own options."""
 
-    gpus: int = 1
-    """Number of GPUs, each with a whole copy of the model. Problems per step grow with it, as they do in a run."""
-    gpu: str = "h200"
-    """Kind of GPU: h200, h100, b200, a100, a100-40, l40s, rtx-4090 or rtx-5090."""
-    prompt_tokens: int = 256
-    """Assumed mean length of a problem in the student's context."""
-    solution_tokens: int = 1024
-    """Assumed mean length of a solution with its markers."""
-    response_tokens: int | None = None
-    """Assumed mean length of a rollout. Unset: a quarter of rollout.max_new_tokens."""
-    json: bool = False
-    """Print one JSON object instead."""
+def parser() -> ConfigParser:
+    """Return the command's parser."""
+    command = ConfigParser("plan", __doc__, groups=("what", "how", "on what"))
+    command.option(
+        "on what", "--gpus", metavar="N", type=whole_number(1), default=1,
+        help="GPUs, each with a whole copy of the model; problems per step grow with it, as in a run. (default: 1)",
+    )  # fmt: skip
+    command.option(
+        "on what", "--gpu", metavar="KIND", default="h200", help=f"One of {', '.join(GPUS)}. (default: h200)"
+    )
+    command.option(
+        "on what", "--prompt-tokens", metavar="N", type=whole_number(1), default=PROMPT,
+        help="Assumed mean length of a problem in the student's context. (default: 256)",
+    )  # fmt: skip
+    command.option(
+        "on what", "--solution-tokens", metavar="N", type=whole_number(0), default=SOLUTION,
+        help="Assumed mean length of a solution with its markers. (default: 1024)",
+    )  # fmt: skip
+    command.option(
+        "on what", "--response-tokens", metavar="N", type=whole_number(1),
+        help="Assumed mean length of a rollout. (default: a quarter of --max-new-tokens)",
+    )  # fmt: skip
+    command.option("on what", "--json", action="store_true", help="Print one JSON object instead.")
+    return command
 
 
 def run(args: list[str]) -> int:
     """The command."""
-    options, recipe, config = parse(PlanOptions, args, prog="opasd plan", about=__doc__ or "")
+    options, recipe, config = parser().parse(args)
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}; give one of {', '.join(GPUS)}")
     response = options.response_tokens
     if response is None:
         response = max(1, config.rollout.max_new_tokens // 4)
-    for flag, value, least in (
-        ("--gpus", options.gpus, 1),
-        ("--prompt-tokens", options.prompt_tokens, 1),
-        ("--solution-tokens", options.solution_tokens, 0),
-        ("--response-tokens", response, 1),
-    ):
-        if value < least:
-            raise ConfigError(f"{flag}: got {value}; give {least} or more")
     response = min(response, config.rollout.max_new_tokens)
     lengths = Lengths(options.prompt_tokens, options.solution_tokens, response)
-    plan = Plan(config, find_shape(config.model.name_or_path), lengths, GPUS[options.gpu], options.gpus)
+    plan = estimate(config, options.gpus, lengths, options.gpu)
     if options.json:
         sys.stdout.write(json.dumps({"recipe": recipe.name} | as_json(plan), indent=2) + "\n")
     else:
         sys.stdout.write(page(plan))
     return 0
+
+
+def estimate(config: RunConfig, gpus: int, lengths: Lengths | None = None, gpu: str = "h200") -> Plan:
+    """Return the plan of a configuration, with assumed mean lengths if none are known."""
+    lengths = lengths or Lengths(PROMPT, SOLUTION, max(1, config.rollout.max_new_tokens // 4))
+    return Plan(config, find_shape(config.model.name_or_path), lengths, GPUS[gpu], gpus)
+
+
+def short(plan: Plan) -> dict[str, str]:
+    """Return the plan in a few lines: memory of a GPU, a step, the run, and what limits it."""
+    memory, step, tokens = plan.memory, plan.seconds.step, plan.tokens
+    read = tokens["read by the student"] + tokens["read by the teacher"]
+    verdict = "fits" if plan.fits else "does not fit"
+    return {
+        "memory of a GPU": f"{memory.needed / GIB:.1f} GiB, {verdict} {plan.gpu.memory / GIB:.1f}; the {memory.phase} "
+        "needs the most",
+        "a step": f"{tokens['sampled']:,} tokens sampled, {read:,} read; about {step:,.{0 if step >= 10 else 1}f} s",
+        "the run": f"{plan.config.train.max_steps} steps, about {duration(step * plan.config.train.max_steps)}",
+        "limit": next(plan.advice(), "none"),
+    }
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure, before any training, whether a model has a teacher worth learning from.
+"""Measure, before training, whether a model has a teacher to learn from.
 
 The model answers held-out problems as student and as teacher, and reads the student's answers in both roles. Takes
 what `opasd train` takes; nothing is trained.
@@ -7,13 +7,10 @@ what `opasd train` takes; nothing is trained.
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from opasd.cli._options import ConfigOptions, parse
+from opasd.cli._flags import whole_number
+from opasd.cli._options import ConfigParser
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes
 from opasd.errors import ConfigError, error_prefix
@@ -22,26 +19,29 @@ from opasd.progress import SampleProgress
 from opasd.run.environment import environment
 
 
-@dataclass(frozen=True)
-class ProbeOptions(ConfigOptions):
-    """The command's own options."""
-
-    problems: int = 64
-    """Problems: the first ones of the validation sets that have solutions; of the training data if there is none."""
-    samples: int = 4
-    """Answers of the student to each problem; a problem tells something where some are right and some are wrong."""
-    json: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the summary, every answer's figures, the settings and the versions to this file, which must be new."""
+def parser() -> ConfigParser:
+    """Return the command's parser."""
+    command = ConfigParser("probe", __doc__, groups=("what", "how", "the probe"))
+    command.option(
+        "the probe", "--problems", metavar="N", type=whole_number(1), default=64,
+        help="Problems: the first of the validation sets that have solutions, or of the training data. (default: 64)",
+    )  # fmt: skip
+    command.option(
+        "the probe", "--samples", metavar="N", type=whole_number(1), default=4,
+        help="Answers of the student to each problem; one with right and wrong ones tells something. (default: 4)",
+    )  # fmt: skip
+    command.option(
+        "the probe", "--json", metavar="FILE",
+        help="Write the summary, every answer's figures, the settings and the versions to this new file.",
+    )  # fmt: skip
+    return command
 
 
 def run(args: list[str]) -> int:
     """The command."""
-    options, recipe, config = parse(ProbeOptions, args, prog="opasd probe", about=__doc__ or "")
+    options, recipe, config = parser().parse(args, start=True)
     if (world := Processes.current().world) > 1:
         raise ConfigError(f"opasd probe is one process, got a launch of {world}; run it without a launcher")
-    for name in ("problems", "samples"):
-        if (value := getattr(options, name)) < 1:
-            raise ConfigError(f"--{name}: got {value}; give 1 or more")
     target = None if options.json is None else Path(os.path.expanduser(options.json))
     if target is not None:  # a mistake in the path shows before the work
         _write(target, "")

@@ -1,4 +1,4 @@
-"""Show both contexts of a problem side by side: what is shared, and what only the teacher sees.
+"""Show both contexts of a problem: what is shared, what only the teacher sees.
 
 Takes a recipe, a YAML file or a run's folder, and the flags of `opasd train`. Loads the data and the tokenizer, but no
 weights.
@@ -13,9 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opasd.cli._options import ConfigOptions, parse
+from opasd.cli._flags import whole_number
+from opasd.cli._options import ConfigParser, configured
+from opasd.cli._parser import coloured
 from opasd.cli._preview import check
 from opasd.errors import ConfigError
+from opasd.recipes import load_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,18 +27,8 @@ if TYPE_CHECKING:
 
 _SIGNS = {"both": "=", "student": "<", "teacher": ">", "reference": "»"}
 _COLOURS = {"both": "", "student": "33", "teacher": "36", "reference": "35"}
-_NARROW = 60
-"""Columns of a terminal in which the contexts stand one below the other."""
-
-
-@dataclass(frozen=True)
-class PromptOptions(ConfigOptions):
-    """The command's own options."""
-
-    problem: int = 1
-    """Number of the problem in the training data, counted from 1."""
-    width: int | None = None
-    """Columns of the output. Unset: the terminal's."""
+_SIDE_BY_SIDE = 80
+"""Columns from which the contexts stand side by side; in fewer, one below the other."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +41,26 @@ class Part:
     teacher: range
 
 
+def parser() -> ConfigParser:
+    """Return the command's parser."""
+    usage = "opasd prompt RECIPE|RUN [--problem N] [options]"
+    command = ConfigParser("prompt", __doc__, usage=usage, groups=("what", "the page"))
+    command.option(
+        "the page", "--problem", metavar="N", type=whole_number(1), default=1,
+        help="Number of the problem in the training data. (default: 1)",
+    )  # fmt: skip
+    command.option("the page", "--width", metavar="N", type=whole_number(20), help="Columns. (default: the terminal's)")
+    return command
+
+
 def run(args: list[str]) -> int:
     """The command."""
-    if args and os.path.isfile(config_file := os.path.join(os.path.expanduser(args[0]), "config.yaml")):
-        args = [config_file, *args[1:]]
-    options, _, config = parse(PromptOptions, args, prog="opasd prompt", about=__doc__ or "")
-    if options.problem < 1:
-        raise ConfigError(f"--problem: got {options.problem}; problems are counted from 1")
+    command = parser()
+    options, settings = command.split(args)
+    command.require_source(options, settings)
+    run_file = os.path.join(os.path.expanduser(options.source or ""), "config.yaml")
+    is_run = options.source is not None and os.path.isfile(run_file)
+    config = configured(load_recipe(run_file if is_run else options.source), settings)
     check(config, 1)
     from opasd.data.sets import load_set
     from opasd.model.loading import load_tokenizer
@@ -66,8 +72,8 @@ def run(args: list[str]) -> int:
     tokenizer = load_tokenizer(config.model)
     pair = PromptBuilder(tokenizer, config.prompts).pair(problems[options.problem - 1])
     width = options.width or shutil.get_terminal_size((120, 24)).columns
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    sys.stdout.write(page(pair, tokenizer, f"problem {options.problem} of {len(problems):,}", width, colour=colour))
+    title = f"problem {options.problem} of {len(problems):,}"
+    sys.stdout.write(page(pair, tokenizer, title, width, colour=coloured(sys.stdout)))
     return 0
 
 
@@ -88,7 +94,7 @@ def page(pair: "PromptPair", tokenizer: "PreTrainedTokenizerBase", title: str, w
         lines.append("  the problem or its solution imitated the chat template and was made plain text")
     if pair.solution_tokens_cut:
         lines.append(f"  {pair.solution_tokens_cut:,} tokens of the solution did not fit and were cut")
-    side_by_side = width >= 2 * _NARROW
+    side_by_side = width >= _SIDE_BY_SIDE
     column = (width - 7) // 2 if side_by_side else max(20, width - 2)
     heading = f"  {'student':<{column}}   teacher" if side_by_side else ""
     lines += ["", heading] if heading else [""]

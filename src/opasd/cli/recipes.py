@@ -1,38 +1,51 @@
-"""List the recipes that come with the package, show one, or copy one to change it."""
+"""List the recipes of the package, show one, or copy one to change it."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
-from opasd.errors import ConfigError
+from opasd.cli._parser import Parser, listed
+from opasd.errors import ConfigError, closest
 from opasd.files import write_new
 from opasd.recipes import GROUPS, YAML_ENDINGS, Recipe, load_recipe, recipe_names
 from opasd.recipes.reading import parse_yaml, write_yaml
 
 
+def parser() -> Parser:
+    """Return the command's parser."""
+    usage = "opasd recipes [list]\n       opasd recipes show NAME\n       opasd recipes copy NAME [TO]"
+    command = Parser("recipes", __doc__, usage=usage)
+    command.add_argument(
+        "action", metavar="list|show|copy", nargs="?", default="list",
+        help="List names and descriptions, print a recipe, or write one to a new file. (default: list)",
+    )  # fmt: skip
+    command.add_argument("name", metavar="NAME", nargs="?", help="A recipe's name, or a file.")
+    command.add_argument("to", metavar="TO", nargs="?", help="File or folder. (default: NAME.yaml here)")
+    command.add_argument("--full", action="store_true", help="Every field, not only what differs from the parent.")
+    command.add_argument("--json", action="store_true", help="Print the list as JSON.")
+    return command
+
+
 def run(args: list[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="opasd recipes", description=__doc__)
-    actions = parser.add_subparsers(dest="action", metavar="{list,show,copy}")
-    listing = actions.add_parser("list", help="names and descriptions (what `opasd recipes` alone does)")
-    listing.add_argument("--json", action="store_true", help="print a JSON list")
-    for action, about in (("show", "print a recipe"), ("copy", "write a recipe to a file that does not exist yet")):
-        command = actions.add_parser(action, help=about)
-        command.add_argument("name", metavar="NAME", help="a recipe's name, or a file")
-        command.add_argument("--full", action="store_true", help="every field, instead of what differs from the parent")
-        if action == "copy":
-            command.add_argument("to", metavar="TO", nargs="?", help="file or folder; unset: NAME.yaml here")
-    # Behind a flag argparse no longer takes TO.
-    options = parser.parse_args([word for word in args if word != "--full"])
-    full = "--full" in args
-    if options.action == "show":
-        recipe = load_recipe(options.name)
-        sys.stdout.write(f"# {' extends '.join((recipe.name, *recipe.parents))}\n" + _text(recipe, full=full))
-    elif options.action == "copy":
-        _copy(load_recipe(options.name), options.to, full=full)
+    options = parser().parse_args(args)
+    action = options.action
+    if action not in ("list", "show", "copy"):
+        hint = closest(action, ["list", "show", "copy"], 0.5) or "it has list, show and copy."
+        raise ConfigError(f"opasd recipes has no {action[:60]!r}; {hint} `opasd recipes show NAME` prints a recipe")
+    if (options.name is None) != (action == "list"):
+        given = "takes no name" if action == "list" else "needs a recipe's name, or a file"
+        raise ConfigError(f"opasd recipes {action} {given}; see `opasd recipes --help`")
+    if options.to is not None and action != "copy":
+        raise ConfigError(f"opasd recipes {action}: {options.to[:60]!r} is one argument too many")
+    if action == "list":
+        _list(as_json=options.json)
+    elif action == "copy":
+        _copy(load_recipe(options.name), options.to, full=options.full)
     else:
-        _list(as_json=getattr(options, "json", False))
+        recipe = load_recipe(options.name)
+        heading = f"# {' extends '.join((recipe.name, *recipe.parents))}\n"
+        sys.stdout.write(heading + _text(recipe, full=options.full))
     return 0
 
 
@@ -49,8 +62,8 @@ def _list(*, as_json: bool) -> None:
     width = max(len(recipe.name) for recipe in recipes)
     parts = []
     for group, about in GROUPS.items():
-        lines = (f"  {recipe.name:<{width}}  {recipe.description}\n" for recipe in recipes if recipe.group == group)
-        parts.append(f"{group}: {about}\n{''.join(lines)}")
+        rows = ((recipe.name, recipe.description) for recipe in recipes if recipe.group == group)
+        parts.append(f"{group}: {about}\n" + "".join(listed(name, text, width) for name, text in rows))
     sys.stdout.write("\n".join(parts))
 
 

@@ -4,7 +4,6 @@ Nothing is drawn, and no model but a judge is loaded. The new results are writte
 in place.
 """
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opasd import plugins
+from opasd.cli._parser import Parser
 
 if TYPE_CHECKING:
     from opasd.evaluation.regrading import Change
@@ -21,17 +21,21 @@ _SHOWN = 20
 """Changed verdicts that are printed; the file has all."""
 
 
-def run(args: list[str]) -> int:
-    """Run the command."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("opasd regrade", description=__doc__, formatter_class=layout)
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder of an evaluation, with its samples.jsonl.")
-    parser.add_argument("--write", action="store_true", help="Put the new verdicts and results in place of the old.")
-    parser.add_argument(
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("regrade", __doc__, usage="opasd regrade FOLDER [options]")
+    command.add_argument("folder", metavar="FOLDER", type=Path, help="Folder of an evaluation, with its samples.jsonl.")
+    command.add_argument("--write", action="store_true", help="Put the new verdicts and results in place of the old.")
+    command.add_argument(
         "--judge", metavar="URL|MODEL", help="Ask this model about answers that no rule can settle; see opasd evaluate."
     )
-    parser.add_argument("--json", action="store_true", help="Print the changes as one JSON object.")
-    options = parser.parse_args(args)
+    command.add_argument("--json", action="store_true", help="Print the changes as one JSON object.")
+    return command
+
+
+def run(args: list[str]) -> int:
+    """Run the command."""
+    options = parser().parse_args(args)
     plugins.load_installed()
     from opasd.config import RolloutConfig
     from opasd.evaluation import folder as folders

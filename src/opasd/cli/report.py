@@ -1,31 +1,36 @@
-"""Make one self-contained page of runs: results, figures, tables, samples, settings.
+"""Make one page of runs: results, figures, tables, samples, settings.
 
 A RUN is a folder that `opasd train` or `opasd evaluate` made, or a folder of such; the others are compared with the
 first. Beside the page: figures as SVG with their data, tables as CSV, Markdown and LaTeX.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from opasd.cli._parser import Parser
 from opasd.errors import ConfigError
+
+
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("report", __doc__, usage="opasd report RUN [RUN ...] [options]")
+    command.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="Folders of runs or evaluations.")
+    command.add_argument(
+        "--output", "--out", dest="out", metavar="DIR", type=Path, default=Path("report"),
+        help="Folder to write. (default: report)",
+    )  # fmt: skip
+    command.add_argument(
+        "--facts", action="append", default=[], metavar="FILE",
+        help="Published numbers to show too: a YAML or JSON file, or `paper` for the paper's own.",
+    )  # fmt: skip
+    command.add_argument("--title", metavar="TEXT", default="", help="Heading of the page.")
+    command.add_argument("--png", action="store_true", help="Figures as PNG too (needs opasd[png]).")
+    return command
 
 
 def run(args: list[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="opasd report", description=__doc__)
-    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folders of runs or evaluations")
-    parser.add_argument(
-        "--output", "--out", dest="out", metavar="DIR", type=Path, default=Path("report"),
-        help="folder to write (default: report)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--facts", action="append", default=[], metavar="FILE",
-        help="published numbers to show too: a YAML or JSON file, or `paper` for the paper's own",
-    )  # fmt: skip
-    parser.add_argument("--title", default="", help="heading of the page")
-    parser.add_argument("--png", action="store_true", help="figures as PNG too (needs opasd[png])")
-    options = parser.parse_args(args)
+    options = parser().parse_args(args)
     if not options.runs and not options.facts:
         raise ConfigError("nothing to report on; give run folders, such as runs/NAME, or --facts paper")
     from opasd.report.build import build_report, check_folder, write_report

@@ -1,4 +1,4 @@
-"""Run a grid or a list of recipes, evaluate the results, and end in a table.
+"""Run many recipes or settings, evaluate them, and end in a table.
 
 WHAT is a sweep that comes with the package (--list), a sweep's file, or recipes by name. Runs are made in
 sweeps/NAME, each in a folder named by what differs. The same command resumes: what is done is skipped, what was cut
@@ -6,8 +6,8 @@ short continues, and what failed by a mistake is reported and not tried again (-
 stop the others; one that is out of GPU memory beside others is tried once more, alone, when they are done. Ctrl-C and
 SIGTERM let every run save and end; a second Ctrl-C kills.
 
-Any field of the configuration can be set for all runs (--train.max-steps 10), and any option of the evaluation
-(--evaluate.problems 100).
+Any field of the configuration can be set for all runs, as in `opasd train` (--model MODEL, --steps 10,
+--train.max-steps 10), and any option of the evaluation (--evaluate.problems 100).
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from opasd.cli import STOPPED, USER_MISTAKE
 from opasd.cli._flags import whole_number, without_flags
+from opasd.cli._parser import Parser, listed
 from opasd.errors import ConfigError, error_prefix
 from opasd.progress import say
 
@@ -30,15 +31,17 @@ if TYPE_CHECKING:
     from opasd.sweep.scheduler import Scheduler
     from opasd.sweep.spec import Sweep
 
-EPILOG = """examples:
-  opasd sweep --list                                 the sweeps that come with the package
-  opasd sweep lab-lambda                             the paper's table of attention weights, on the embedded model
-  opasd sweep lab-lambda --dry-run                   what there is to do
-  opasd sweep lab lab-opsd --seeds 1,42,123          two recipes, three seeds each
-  opasd sweep main --jobs 4 --gpus-per-run 2         four runs at a time, two GPUs each
-  opasd sweep lambda --reuse sweeps/main             λ = 0.5 is there already
+EPILOG = """\
+examples:
+  opasd sweep --list                           sweeps that come with the package
+  opasd sweep lab-lambda                       the paper's table of attention
+                                               weights, on the embedded model
+  opasd sweep lab-lambda --dry-run             what there is to do
+  opasd sweep lab lab-opsd --seeds 1,42,123    two recipes, three seeds each
+  opasd sweep main --jobs 4 --gpus-per-run 2   four at a time, two GPUs each
+  opasd sweep lambda --reuse sweeps/main       λ = 0.5 is there already
   opasd sweep lambda --slurm --time 12:00:00 > job.sh && sbatch job.sh
-  opasd report sweeps/lab-lambda                     the page with every figure
+  opasd report sweeps/lab-lambda               the page with every figure
 
 Exit codes: 0 everything is done; 2 a mistake in what was given, or nothing but mistakes among the runs that failed;
 1 a run failed otherwise; 75 stopped by a signal (the same command resumes)."""
@@ -50,8 +53,9 @@ def run(args: list[str]) -> int:
     from opasd.recipes.evaluate import EvaluateConfig
     from opasd.recipes.fields import take_flags
 
-    rest, settings = take_flags(args, {"": RunConfig, "evaluate.": EvaluateConfig})
-    options = _parser().parse_args(rest)
+    command = parser()
+    rest, settings = take_flags(args, {"": RunConfig, "evaluate.": EvaluateConfig}, command.flags())
+    options = command.parse_args(rest)
     if options.list:
         return _list(as_json=options.json)
     if not options.what:
@@ -224,47 +228,46 @@ def _list(*, as_json: bool) -> int:
         return 0
     width = max(len(sweep.name) for sweep in sweeps)
     for sweep in sorted(sweeps, key=lambda sweep: (sweep.name.startswith("lab"), sweep.name)):
-        sys.stdout.write(f"{sweep.name:<{width}}  {len(sweep.runs):>2} runs  {sweep.description}\n")
+        sys.stdout.write(listed(sweep.name, f"{len(sweep.runs)} runs. {sweep.description}", width))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="opasd sweep", description=__doc__, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="opasd sweep WHAT [WHAT ...] [options] [--SECTION.FIELD VALUE ...] [--evaluate.OPTION VALUE ...]",
-    )  # fmt: skip
-    parser.add_argument("what", metavar="WHAT", nargs="*", help="a sweep's name or file, or recipes")
-    parser.add_argument("--list", action="store_true", help="list the sweeps that come with the package")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="the sweep's folder (default: sweeps/NAME)")
-    parser.add_argument("--seeds", metavar="A,B", type=_seeds, default=(), help="every run with each of these seeds")
-    parser.add_argument("--no-evaluation", action="store_true", help="train only")
-    parser.add_argument(
+def parser() -> Parser:
+    """Return the command's parser."""
+    command = Parser("sweep", __doc__, usage="opasd sweep WHAT [WHAT ...] [options]", more=EPILOG)
+    command.add_argument("what", metavar="WHAT", nargs="*", help="A sweep's name or file, or recipes.")
+    command.add_argument("--list", action="store_true", help="List the sweeps that come with the package.")
+    command.add_argument("--output", metavar="DIR", type=Path, help="The sweep's folder. (default: sweeps/NAME)")
+    command.add_argument("--seeds", metavar="A,B", type=_seeds, default=(), help="Every run with each of these seeds.")
+    command.add_argument("--no-evaluation", action="store_true", help="Train only.")
+    command.add_argument(
         "--reuse", metavar="DIR", type=Path, action="append", default=[],
-        help="link finished runs of the same settings from another sweep's folder instead of making them again",
+        help="Link finished runs of the same settings from another sweep's folder, and do not make them again.",
     )  # fmt: skip
-    parser.add_argument("--only", metavar="RUN", action="append", default=[], help="these runs alone; no table")
-    parser.add_argument("--retry", action="store_true", help="try again what failed by a mistake")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    machine = parser.add_argument_group("this machine")
-    machine.add_argument("--jobs", metavar="N", type=whole_number(1), help="runs at a time (default: 1)")
+    command.add_argument("--only", metavar="RUN", action="append", default=[], help="These runs alone; no table.")
+    command.add_argument("--retry", action="store_true", help="Try again what failed by a mistake.")
+    command.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
+    machine = command.add_argument_group("this machine")
+    machine.add_argument("--jobs", metavar="N", type=whole_number(1), help="Runs at a time. (default: 1)")
     machine.add_argument(
         "--gpus-per-run", metavar="N", type=whole_number(0, 1024), default=1,
-        help="GPUs, and processes, of each run (default: 1; 0 hides them); runs take turns on the GPUs, and a step "
-        "has as many problems as on one",
+        help="GPUs, and processes, of each run; 0 hides them. Runs take turns on the GPUs, and a step has as many "
+        "problems as on one. (default: 1)",
     )  # fmt: skip
-    instead = parser.add_argument_group("instead of running").add_mutually_exclusive_group()
-    instead.add_argument("--dry-run", action="store_true", help="say what there is to do")
-    instead.add_argument("--table", action="store_true", help="make the table of the results so far")
-    instead.add_argument("--print-commands", action="store_true", help="print the commands, one line for each run")
-    instead.add_argument("--slurm", action="store_true", help="print a Slurm array script; --jobs limits it")
-    cluster = parser.add_argument_group("Slurm")
-    cluster.add_argument("--time", type=_time, default="24:00:00", help="time limit of a task (default: 24:00:00)")
+    instead = command.add_argument_group("instead of running").add_mutually_exclusive_group()
+    instead.add_argument("--dry-run", action="store_true", help="Say what there is to do.")
+    instead.add_argument("--table", action="store_true", help="Make the table of the results so far.")
+    instead.add_argument("--print-commands", action="store_true", help="Print the commands, one line for each run.")
+    instead.add_argument("--slurm", action="store_true", help="Print a Slurm array script; --jobs limits it.")
+    cluster = command.add_argument_group("Slurm")
+    cluster.add_argument(
+        "--time", metavar="TIME", type=_time, default="24:00:00", help="Time limit of a task. (default: 24:00:00)"
+    )
     cluster.add_argument(
         "--slurm-option", metavar="OPTION", action="append", default=[],
-        help="another #SBATCH line, such as --slurm-option=--partition=gpu; may be repeated",
+        help="Another #SBATCH line, such as --slurm-option=--partition=gpu. May be repeated.",
     )  # fmt: skip
-    return parser
+    return command
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -1,32 +1,27 @@
-"""Train a model: from a recipe, a YAML file or the defaults, with any field overridden by a flag.
+"""Train a model from a recipe, or any model on any problems.
 
-The run gets a folder of its own in `output_dir`, which is never overwritten: it holds the resolved configuration, the
-environment, metrics, samples, checkpoints and, in `final`, the result.
+Any field of the configuration is a flag. The run gets a new folder, which is never overwritten: settings, environment,
+metrics, samples, checkpoints and, in `final`, the result.
 """
 
-import argparse
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from opasd.cli import EXIT_CODES, STOPPED, USER_MISTAKE
+from opasd.cli import SHORT_EXIT_CODES, STOPPED, USER_MISTAKE
 from opasd.cli._flags import without_flags
-from opasd.cli._options import ConfigOptions, load_plugins, parse
+from opasd.cli._options import ConfigParser, configured
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes, relaunch
 from opasd.config import DataConfig, RunConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.progress import say
-from opasd.recipes import Recipe
-from opasd.recipes.fields import differing_fields, take_flags
+from opasd.recipes import Recipe, load_recipe
+from opasd.recipes.fields import differing_fields
 from opasd.run.folder import RunFolder, check_name, run_name
 from opasd.run.locks import hold, in_use
 
@@ -43,26 +38,41 @@ _TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
 """Files that a run writes as soon as it has done a step."""
 
 
-@dataclass(frozen=True)
-class TrainOptions(ConfigOptions):
-    """The command's own options."""
+EXAMPLES = """\
+examples:
+  opasd train lab                                  the embedded model, on a CPU
+  opasd train opasd-qwen3-1.7b --data mine.jsonl --name first
+  opasd train --model Qwen/Qwen3-0.6B --data mine.jsonl --steps 50
+  opasd train --resume runs/first"""
 
-    resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Continue the run in this folder from its newest checkpoint, with the configuration it was started with. Only
-    what does not alter a step may change, such as a larger train.max_steps, or where model and data lie that were
-    moved under their old names."""
-    num_processes: int | None = None
-    """Train with this many processes on this machine, through `accelerate launch`. Unset: one, or what launched us."""
+
+def parser() -> ConfigParser:
+    """Return the command's parser."""
+    usage = "opasd train RECIPE [options]\n       opasd train --model MODEL --data DATA [options]"
+    command = ConfigParser("train", __doc__, usage=usage, more=f"{EXAMPLES}\n\n{SHORT_EXIT_CODES}")
+    command.option(
+        "the run", "--resume", metavar="FOLDER",
+        help="Continue this run, with its own settings.",
+    )  # fmt: skip
+    command.option(
+        "the run", "--num-processes", metavar="N", type=int,
+        help="Processes here, one for each GPU. (default: 1)",
+    )  # fmt: skip
+    return command
 
 
 def run(args: list[str]) -> int:
     """The command."""
-    processes = Processes.current()
-    earlier = _run_to_resume(args)
-    options, recipe, config = parse(
-        TrainOptions, args, prog="opasd train", about=f"{__doc__}\n{EXIT_CODES}", base=earlier and earlier.config
-    )
-    if earlier is not None:
+    processes, command = Processes.current(), parser()
+    options, settings = command.split(args)
+    earlier = None
+    if options.resume is None:
+        command.require_source(options, settings)
+        recipe = load_recipe(options.source)
+        config = configured(recipe, settings)
+    else:
+        earlier, recipe = _run_to_resume(options.resume), load_recipe(None)
+        config = configured(recipe, settings, earlier.config)
         if options.source is not None:
             raise ConfigError(f"{options.source}: --resume continues with the folder's own configuration; leave it out")
         check_changes(earlier.config, config)
@@ -97,16 +107,10 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _run_to_resume(args: list[str]) -> RunFolder | None:
+def _run_to_resume(path: str) -> RunFolder:
     """Return the folder that --resume names; its configuration is what other flags are laid over."""
-    parser = argparse.ArgumentParser("opasd train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume")
-    path = parser.parse_known_args(args)[0].resume
-    if path is not None and not path.strip():
+    if not path.strip():
         raise ConfigError(f"--resume: got {path!r}; give the run's folder, such as runs/NAME, or leave --resume out")
-    if path is None:
-        return None
-    load_plugins(take_flags(args, {"": RunConfig})[1][""])
     return RunFolder.open(Path(path))
 
 

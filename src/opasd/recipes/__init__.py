@@ -10,7 +10,7 @@ untrained). A recipe inherits the last two.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -128,13 +128,32 @@ def _load(path: Path, children: tuple[Path, ...]) -> Recipe:
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's values with others over them; null removes a validation set that was there."""
+    """Return a configuration's values with others over them; null removes a validation set that was there.
+
+    A commit belongs to the model or data set that it was given with: another name is without one until it is given.
+    """
     values = merged(below, above)
+    for path, name in [
+        (("model",), "name_or_path"),
+        (("data",), "source"),
+        *((("validation_data", key), "source") for key in _section(above, ("validation_data",))),
+    ]:
+        old, new = _section(below, path), _section(above, path)
+        if name in new and "revision" not in new and old.get("revision") and new[name] != old.get(name):
+            _section(values, path).pop("revision")
     before, sets = below.get("validation_data"), values.get("validation_data")
     if isinstance(before, Mapping) and isinstance(sets, Mapping):
         values["validation_data"] = {
             name: data for name, data in sets.items() if data is not None or name not in before
         }
+    return values
+
+
+def _section(values: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """Return the section at a path, empty if there is none."""
+    for key in path:
+        inner = values.get(key)
+        values = inner if isinstance(inner, Mapping) else {}
     return values
 
 

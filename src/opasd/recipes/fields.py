@@ -8,7 +8,7 @@ take_flags(args, {"": RunConfig})     # the other arguments, and such settings
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -20,6 +20,21 @@ from opasd.recipes.reading import parse_value
 
 Settings = Mapping[str, Any]
 """Values by dotted name."""
+SHORT_FLAGS = {
+    "--model": "model.name_or_path",
+    "--revision": "model.revision",
+    "--data": "data.source",
+    "--steps": "train.max_steps",
+    "--lr": "train.learning_rate",
+    "--attention-weight": "objective.attention_weight",
+    "--max-new-tokens": "rollout.max_new_tokens",
+    "--engine": "rollout.engine",
+    "--seed": "train.seed",
+    "--output": "output_dir",
+}
+"""Short flags of the fields that are changed first."""
+WORDINGS = frozenset(f"prompts.{name}" for name in ("student", "teacher", "reference", "instruction", "system"))
+"""Texts in which a flag may write a line break as `\\n`."""
 _BOOLEAN_WORDS = ("true", "false", "null", "none")
 
 
@@ -72,11 +87,14 @@ def differing_fields(first: RunConfig, second: RunConfig) -> list[str]:
     return [name for name in names if value_of(first, name) != value_of(second, name)]
 
 
-def take_flags(args: Sequence[str], roots: Mapping[str, type[Section]]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+def take_flags(
+    args: Sequence[str], roots: Mapping[str, type[Section]], own: Collection[str] = ()
+) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Return the arguments without flags that set a field, and the settings of these flags by root.
 
     `roots` maps a prefix ("" or "evaluate.") to the section whose fields have it: `--train.seed 1` and
-    `--evaluate.samples 4`. A flag sets a field if it has a dot or is the name of a field at the top.
+    `--evaluate.samples 4`. A flag sets a field if it has a dot, is the name of a field at the top or a short flag, and
+    is not one of the command's `own`.
     """
     rest: list[str] = []
     settings: dict[str, dict[str, Any]] = {prefix: {} for prefix in roots}
@@ -84,6 +102,10 @@ def take_flags(args: Sequence[str], roots: Mapping[str, type[Section]]) -> tuple
     while waiting:
         word = waiting.pop(0)
         flag, equals, text = word.partition("=")
+        if flag in own:
+            rest.append(word)
+            continue
+        flag = f"--{SHORT_FLAGS[flag]}" if flag in SHORT_FLAGS and "" in roots else flag
         prefix = max((prefix for prefix in roots if flag.startswith(f"--{prefix}")), key=len, default="")
         field = _field_name(flag.removeprefix(f"--{prefix}"), roots[prefix])
         if not flag.startswith("--") or not ("." in flag or field in roots[prefix].model_fields):
@@ -119,20 +141,32 @@ def _parsed(field: str, kind: Any, members: set[Any], texts: list[str]) -> Any:
         return [word if get_args(kind)[0] is str else parse_value(word) for word in words if word]
     if not texts:
         if bool not in members:
-            raise ConfigError(f"--{field.replace('_', '-')} needs a value")
+            raise ConfigError(f"{flag_of(field)} needs a value")
         return True
+    if field in WORDINGS:
+        texts = [with_line_breaks(texts[0])]
     if NoneType in members and texts[0] in ("null", "None", "none"):
         return None
     return texts[0] if members - {NoneType} == {str} else parse_value(texts[0])
+
+
+def with_line_breaks(text: str) -> str:
+    """Return a text with line breaks for `\\n`; `\\\\n` stays a backslash and an n."""
+    return re.sub(r"(\\+)n", lambda run: "\n" if len(run[1]) == 1 else f"{run[1][1:]}n", text)
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field: hyphens for underscores, except in the keys of mappings."""
+    parts, kinds = field.split("."), types_along(field.split("."))
+    names = (name.replace("_", "-") if as_section(kind) else name for name, kind in zip(parts, kinds, strict=False))
+    return f"--{'.'.join(names)}"
 
 
 def to_flags(settings: Settings) -> list[str]:
     """Return the flags with which `opasd train` has these values."""
     words: list[str] = []
     for field, value in settings.items():
-        parts, kinds = field.split("."), types_along(field.split("."))
-        names = (name.replace("_", "-") if as_section(kind) else name for name, kind in zip(parts, kinds, strict=False))
-        flag = f"--{'.'.join(names)}"
+        flag, kinds = flag_of(field), types_along(field.split("."))
         if isinstance(value, list | tuple) and get_origin(kinds[-1]) is tuple:
             words += [flag, *map(str, value)]
             continue
@@ -140,5 +174,7 @@ def to_flags(settings: Settings) -> list[str]:
         is_key = get_origin(kinds[-2]) is dict  # its text is read as YAML
         if isinstance(value, str) and is_key and parse_value(text) != value:
             text = json.dumps(value, ensure_ascii=False)
+        if field in WORDINGS:
+            text = re.sub(r"(\\+n)", r"\\\1", text)  # `with_line_breaks` takes one backslash away
         words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return words

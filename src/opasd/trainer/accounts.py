@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from opasd.config import ModelConfig
 from opasd.data.problems import DataReport
 from opasd.data.sets import RunSet, digest
 from opasd.errors import ConfigError, PromptError
@@ -65,6 +66,22 @@ def write_accounts(accounts: Mapping[str, Account], path: Path) -> None:
     for name, account in accounts.items():
         if account.data.kept < account.data.rows or account.prompts.skipped:
             sys.stderr.write(f"{name}: {account}\n")
+
+
+def write_model(model: ModelConfig, path: Path) -> None:
+    """Write with which commit of a model in the hub's cache a run begins; a local model has none."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(model.name_or_path).expanduser().exists():
+        return
+    try:
+        file = try_to_load_from_cache(model.name_or_path, "config.json", revision=model.revision)
+    except HFValidationError:
+        return
+    if isinstance(file, str):
+        named = {"name_or_path": model.name_or_path, "revision": model.revision, "commit": Path(file).parent.name}
+        path.write_text(json.dumps(named, indent=2) + "\n")
 
 
 def check_same_problems(accounts: Mapping[str, Account], path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from opasd.progress import StatusLine, clock, output_is_lost
 from opasd.run.folder import RunFolder
-from opasd.trainer.accounts import write_accounts
+from opasd.trainer.accounts import write_accounts, write_model
 from opasd.trainer.described import ONLY_PYTHON
 from opasd.trainer.result import finish
 
@@ -35,6 +35,7 @@ class StepCallback(TrainerCallback):
             self._write_configuration(state)
         if state.is_world_process_zero and (state.global_step == 0 or not path.exists()):
             write_accounts(self.trainer.data.accounts, path)
+            write_model(self.trainer.run_config.model, self.trainer.folder / "model.json")
 
     def _write_configuration(self, state: TrainerState) -> None:
         """Make the output folder that of a run."""
@@ -93,7 +94,7 @@ class Progress(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "grad_norm" in logs:
-            self._line.show(self._step_line(state, logs))
+            self._line.show_parts(self._step_parts(state, logs))
         elif any(name.startswith("validation/") for name in logs):
             values = (f"{name.removeprefix('validation/')} {v:.3g}" for name, v in logs.items() if "/" in name)
             self._line.say(f"validation  {'  '.join(values)}")
@@ -101,13 +102,18 @@ class Progress(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._line.end()
 
-    def _step_line(self, state: TrainerState, logs: dict[str, Any]) -> str:
-        parts = [f"step {state.global_step}/{state.max_steps}", f"loss {logs['loss']:.4f}"]
-        names = (("token", "token/loss"), ("attention", "attention/divergence"), ("ρ", "attention/solution_mass"))
-        parts += [f"{label} {logs[name]:.4f}" for label, name in names if name in logs]
-        parts.append(f"length {logs['rollout/length_mean']:.0f}")
+    def _step_parts(self, state: TrainerState, logs: dict[str, Any]) -> list[tuple[str, int]]:
+        """Return the line's parts, and the order in which a narrow terminal leaves them out."""
+        parts = [(f"step {state.global_step}/{state.max_steps}", 0), (f"loss {logs['loss']:.4f}", 0)]
+        names = (
+            ("token", "token/loss", 2),
+            ("attention", "attention/divergence", 3),
+            ("ρ", "attention/solution_mass", 4),
+        )
+        parts += [(f"{label} {logs[name]:.4f}", rank) for label, name, rank in names if name in logs]
+        parts.append((f"length {logs['rollout/length_mean']:.0f}", 1))
         if "rollout/accuracy" in logs:
-            parts.append(f"accuracy {logs['rollout/accuracy']:.2f}")
+            parts.append((f"accuracy {logs['rollout/accuracy']:.2f}", 0))
         done = state.global_step - self._first
         left = (time.monotonic() - self._began) / max(done, 1) * (state.max_steps - state.global_step)
-        return "  ".join([*parts, f"left {clock(left)}"])
+        return [*parts, (f"left {clock(left)}", 0)]
