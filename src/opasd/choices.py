@@ -111,6 +111,8 @@ class EngineEntry:
     """Command that installs the package."""
     servers: bool = False
     """Whether it samples on servers, at the addresses in `rollout.servers.urls`."""
+    texts: bool = False
+    """Whether it returns texts without token ids, which is enough to evaluate and not to train."""
 
 
 GRADERS: dict[str, str] = {}
@@ -125,8 +127,10 @@ ENGINES = {
         "opasd.rollout.vllm.in_process:VLLMEngine", ("lora", "full"), "vllm", "pip install 'opasd[vllm]'"
     ),
     "vllm_server": EngineEntry("opasd.rollout.vllm.server:ServerEngine", ("lora",), servers=True),
+    "openai": EngineEntry("opasd.rollout.openai:OpenAIEngine", (), servers=True, texts=True),
 }
-"""The samplers of rollouts: the training model itself, vLLM in the same process, or vLLM servers."""
+"""The samplers of rollouts: the training model itself, vLLM in the same process, vLLM servers; of texts alone, any
+OpenAI-compatible server."""
 
 Engine = Annotated[str, OneOf(ENGINES, "opasd.register_engine")]
 

@@ -39,7 +39,7 @@ def test_every_wrong_value_is_named() -> None:
     assert str(error.value) == (
         "--samples: got 'many'; it must be a valid integer, unable to parse string as an integer; "
         "--top-p: got '2'; it must be less than or equal to 1; "
-        "--engine: got 'vlm'; use one of transformers, vllm, vllm_server (did you mean vllm?)"
+        "--engine: got 'vlm'; use one of transformers, vllm, vllm_server, openai (did you mean vllm?)"
     )
 
 

@@ -183,7 +183,9 @@ def _engine(config: RunConfig) -> Iterator[str]:
     if engine.package and find_spec(engine.package) is None:
         others = " or ".join(other for other, entry in ENGINES.items() if entry.package != engine.package)
         yield f"rollout.engine: {name} needs {engine.package}; {engine.install}, or use {others}"
-    if adaptation not in engine.adaptations:
+    if engine.texts:
+        yield f"rollout.engine: {name} returns texts without token ids; use transformers, vllm or vllm_server to train"
+    elif adaptation not in engine.adaptations:
         others = " or ".join(other for other, entry in ENGINES.items() if adaptation in entry.adaptations)
         yield (
             f"rollout.engine: {name} cannot sample from model.adaptation: {adaptation}; use model.adaptation: "

@@ -18,16 +18,19 @@ from opasd.cli._power import add_power_flags, power
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opasd.config import RolloutConfig
+    from opasd.config import ModelConfig, RolloutConfig
     from opasd.evaluation.loop import Evaluation
     from opasd.evaluation.targets import Target
     from opasd.recipes.evaluate import EvaluateConfig
 
+TEXTS_AT_ONCE = 16
+"""Default number of requests under way at a server of engine openai."""
 EXAMPLES = """\
 examples:
   opasd evaluate lab                       the embedded model on its own task
   opasd evaluate base runs/a runs/b --benchmarks aime24,aime25
   opasd evaluate --model Qwen/Qwen3-1.7B --data mine.jsonl --samples 4
+  opasd evaluate --engine openai --url http://HOST:PORT --model NAME
   opasd evaluate --list
   opasd evaluate --power --difference 3    what a difference of 3 points needs"""
 
@@ -44,6 +47,10 @@ def run(args: list[str]) -> int:
         return _list(as_json=options.json)
     if options.power:
         return power(options)
+    if options.url:
+        options.server = [*getattr(options, "server", []), *options.url]
+    if not options.targets and getattr(options, "engine", None) == "openai" and options.model:
+        options.targets = [options.model]
     if not options.targets and options.model:
         options.targets = ["base"]
     if not options.targets:
@@ -52,6 +59,7 @@ def run(args: list[str]) -> int:
     evaluation = _evaluation(options, config)
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
+    from opasd.evaluation.chat import NOT_GUARANTEED, ChatBase
     from opasd.evaluation.contamination import contamination_notes
     from opasd.evaluation.loop import Base, evaluate
     from opasd.evaluation.results import notes, table
@@ -64,6 +72,13 @@ def run(args: list[str]) -> int:
     servers = ServersConfig(urls=config.server)
     rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
     progress = SampleProgress()
+    texts = ENGINES[evaluation.engine].texts
+
+    def open_base(model: "ModelConfig") -> Base | ChatBase:
+        return ChatBase(model, rollout) if texts else Base(model, rollout)
+
+    if texts:
+        progress.say("not guaranteed with this engine: " + "; ".join(NOT_GUARANTEED))
     models = [target.model.name_or_path for target in evaluation.targets]
     for note in contamination_notes(models, [loaded.entry for loaded in evaluation.benchmarks], options.cutoff):
         progress.say(note)
@@ -74,7 +89,7 @@ def run(args: list[str]) -> int:
         settings = settings | {"targets": requested["targets"] | settings["targets"]}
         try:
             with full_disk_errors(path, "give the same command again: it continues"):
-                results = evaluate(evaluation, path, settings, lambda model: Base(model, rollout), progress)
+                results = evaluate(evaluation, path, settings, open_base, progress)
                 if config.judge:
                     results["judge"] = _judged(config.judge, path, rollout, requested)
                     folders.write_results(path, results)
@@ -120,6 +135,7 @@ def parser() -> Parser:
         nargs="*",
         help="base, lab, the folder of a run, an adapter or a model, or org/name. (default: base, with --model)",
     )
+    command.add_argument("--url", action="append", default=[], help="The same as --server.")
     command.add_argument(
         "--model",
         metavar="MODEL",
@@ -182,7 +198,8 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
     from opasd.recipes.evaluate import parse_template_option
 
     template_options = dict(map(parse_template_option, options.template_option))
-    targets = _targets(options)
+    engine = config.engine or ENGINE
+    targets = _served_targets(options) if ENGINES[engine].texts else _targets(options)
     lab = all(target.model.name_or_path == LAB for target in targets)
     entries = requested_benchmarks(config, lab=lab)
     profile = requested_profile(config, lab=lab)
@@ -199,7 +216,6 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
                 f"{benchmark.name}: {len(unmatched)} of {len(benchmark.problems)} known answers do not match "
                 f"themselves, so nothing can be right there: {first}\n"
             )
-    engine = config.engine or ENGINE
     if ENGINES[engine].servers != bool(config.server):
         names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
         raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")
@@ -210,7 +226,23 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
     grader = find_grader(config.grader or MATH) or ""
     reading = Reading(parse_marks(config.think_marks), config.boxes or "joined")
     group = config.max_batch or GROUP
-    return Evaluation(targets, benchmarks, profile, engine, group, template_options, grader, reading)
+    server = ""
+    if ENGINES[engine].texts:
+        if len(config.server) != 1 or profile.budgets:
+            raise ConfigError(f"--engine {engine} takes one --url, and no --budgets: texts cannot be cut at tokens")
+        server, group = config.server[0], config.max_batch or TEXTS_AT_ONCE
+    return Evaluation(targets, benchmarks, profile, engine, group, template_options, grader, reading, server)
+
+
+def _served_targets(options: argparse.Namespace) -> "list[Target]":
+    """Return the models of a server, which are known by their names there alone."""
+    from opasd.config import ModelConfig
+    from opasd.evaluation.targets import Target
+
+    if options.revision or options.dtype:
+        raise ConfigError("--revision and --dtype are the server's with --engine openai; leave them out")
+    names = options.targets if options.targets != [options.model] else [options.model]
+    return [Target(name, ModelConfig(name_or_path=name)) for name in dict.fromkeys(names)]
 
 
 def _targets(options: argparse.Namespace) -> "list[Target]":

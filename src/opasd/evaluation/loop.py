@@ -24,6 +24,7 @@ from opasd.evaluation import folder as folders
 from opasd.evaluation import regrading
 from opasd.evaluation.answers import model_marks, readable, thinking_prefix
 from opasd.evaluation.benchmarks import LoadedBenchmark
+from opasd.evaluation.chat import NOT_GUARANTEED, ChatBase, ChatExam
 from opasd.evaluation.comparability import GRADING, GROWING
 from opasd.evaluation.costs import Costs
 from opasd.evaluation.profiles import ENGINE, GROUP, Profile
@@ -61,7 +62,7 @@ class Base:
         return serve_base(self.rollout, self.model, self.tokenizer, longest=longest, adapters=adapters)
 
 
-OpenBase = Callable[[ModelConfig], Base]
+OpenBase = Callable[[ModelConfig], Base | ChatBase]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Evaluation:
     """`module:function` of a grader from outside."""
     reading: Reading = Reading(marks=())  # noqa: RUF009 (a tuple never changes)
     """How answers are found in completions; the marks are those that were given beside each model's own."""
+    server: str = ""
+    """Address of a server whose model is known by name alone."""
 
     def settings(self) -> dict[str, Any]:
         """Return the contents of settings.json."""
@@ -87,6 +90,7 @@ class Evaluation:
             "profile": self.profile.model_dump(mode="json"),
             "engine": self.engine,
             "group": self.group,
+            **({"server": self.server} if self.server else {}),
             **({"template_options": dict(self.template_options)} if self.template_options else {}),
             **({"grader": self.grader} if self.grader else {}),
             **({"boxes": self.reading.boxes} if self.reading.boxes != "joined" else {}),
@@ -134,6 +138,8 @@ def evaluate(
     results = results_of(evaluation.profile, path.name, settings, samples, problems)
     speed = tokens / seconds if seconds else None
     results["spent"] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": speed, "total": costs.total()}
+    if ENGINES[evaluation.engine].texts:
+        results["not_guaranteed"] = list(NOT_GUARANTEED)
     results["environment"] = environment()
     results["calls"] = costs.calls()
     folders.write_results(path, results)
@@ -154,7 +160,7 @@ def _by_base_model(targets: Sequence[Target]) -> Iterator[tuple[ModelConfig, lis
 
 def _draw(
     evaluation: Evaluation,
-    base: Base,
+    base: Base | ChatBase,
     targets: Sequence[Target],
     samples: SampleFile,
     grader: pool.Grader,
@@ -164,6 +170,9 @@ def _draw(
 
     Yield the samples, the tokens and the seconds of each group.
     """
+    if isinstance(base, ChatBase):
+        yield from _draw_texts(evaluation, base, targets, samples, grader, progress)
+        return
     if base.tokenizer.chat_template is None:
         progress.say(f"{targets[0].model.name_or_path} has no chat template: problems are asked as plain text")
     exams = [Exam(evaluation, benchmark, base, progress) for benchmark in evaluation.benchmarks]
@@ -181,6 +190,32 @@ def _draw(
                         samples.append(exam.grade(keys, completions, grader))
                         progress.advance(f"{exam.benchmark.name} {target.name}", new, tokens, seconds)
                         yield new, tokens, seconds
+
+
+def _draw_texts(
+    evaluation: Evaluation,
+    base: ChatBase,
+    targets: Sequence[Target],
+    samples: SampleFile,
+    grader: pool.Grader,
+    progress: SampleProgress,
+) -> Iterator[tuple[int, int, float]]:
+    """Do as `_draw` with a server that returns texts."""
+    exams = [ChatExam(benchmark, evaluation.profile, evaluation.reading) for benchmark in evaluation.benchmarks]
+    options = dict(evaluation.template_options) | ({} if evaluation.profile.thinking else {"enable_thinking": False})
+    engine = base.engine(options)
+    for target in targets:
+        engine.use_adapter(target.adapter)
+        for exam in exams:
+            for group in evaluation.groups(target, exam.benchmark):
+                if keys := exam.missing(group, samples):
+                    start = time.perf_counter()
+                    answers = exam.sample(keys, engine)
+                    seconds = time.perf_counter() - start
+                    tokens = sum(answer.tokens or 0 for answer in answers)
+                    samples.append(exam.grade(keys, answers, grader))
+                    progress.advance(f"{exam.benchmark.name} {target.name}", len(keys), tokens, seconds)
+                    yield len(keys), tokens, seconds
 
 
 class Exam:

@@ -16,7 +16,7 @@ from opasd.grading.verdict import VERDICTS, Verdict
 
 _CUT = {"verdict", "answer"}
 """What the verdict on a cut sample has at least."""
-_LEFT_OUT = {"opened": "", "marks": ()}
+_LEFT_OUT = {"opened": "", "marks": (), "tokens": None}
 """Fields that a line leaves out if they say nothing."""
 
 
@@ -59,6 +59,8 @@ class Sample:
     """The mark of reasoning that the prompt opened."""
     marks: Sequence[Sequence[str]] = ()
     """Marks of reasoning, opening and closing, that are not among the known ones."""
+    tokens: int | None = None
+    """How many tokens a server counted, where it gave no ids."""
 
     @property
     def key(self) -> SampleKey:
@@ -72,7 +74,8 @@ class Sample:
         """Return the sample with at most `budget` tokens."""
         if cut := self.cuts.get(str(budget)):
             return GradedSample(budget, True, cut["verdict"], cut["answer"])
-        return GradedSample(len(self.ids), self.finish_reason == "length", self.verdict, self.answer)
+        length = len(self.ids) if self.tokens is None else self.tokens
+        return GradedSample(length, self.finish_reason == "length", self.verdict, self.answer)
 
 
 class SampleFile:

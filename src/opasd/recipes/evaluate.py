@@ -47,7 +47,7 @@ class EvaluateConfig(Section):
     engine: Engine | None = None
     """What samples the answers. Unset: transformers."""
     server: tuple[str, ...] = ()
-    """Addresses of vLLM servers, http://HOST:PORT, for the engine vllm_server."""
+    """Addresses of vLLM servers, http://HOST:PORT, for the engine vllm_server; one of any server for openai."""
     max_batch: int | None = Field(default=None, gt=0, le=10**6)
     """Samples drawn side by side. Unset: 128."""
     data_dir: str | None = None

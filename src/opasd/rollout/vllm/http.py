@@ -28,6 +28,9 @@ def shown(text: object) -> str:
 class Unavailable(Exception):
     """The server gave no sensible answer; another server, or this one later, may give one."""
 
+    retry_after: float | None = None
+    """Seconds after which the server wants to be asked again, if it says so."""
+
     def __init__(self, reason: object) -> None:
         super().__init__(shown(reason))
 
@@ -81,8 +84,9 @@ class _Line:
 class Client:
     """Calls one server; threads may share it."""
 
-    def __init__(self, url: str, timeout: float) -> None:
-        """`timeout` is that of a connection and of short calls."""
+    def __init__(self, url: str, timeout: float, key_variable: str = KEY_VARIABLE) -> None:
+        """`timeout` is that of a connection and of short calls; `key_variable` names the key's environment variable."""
+        self._key_variable = key_variable
         address = urlsplit(url)
         assert address.hostname is not None
         self._address = (address.hostname, address.port)
@@ -97,7 +101,7 @@ class Client:
         """Return the answer to a GET, or to a POST if there is a body; `timeout` is for the whole answer."""
         timeout, aborts = timeout or self._timeout, self._aborts
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
+        if key := os.environ.get(self._key_variable):
             headers["Authorization"] = f"Bearer {key}"
         connection, wire = self._kind(*self._address, timeout=self._timeout), None
         try:
@@ -114,7 +118,8 @@ class Client:
                 "GET" if body is None else "POST", self._root + path, body and json.dumps(body), headers=headers
             )
             answer = connection.getresponse()
-            status, content = answer.status, answer.read()  # a huge length raises OverflowError or MemoryError
+            status, content = answer.status, answer.read()
+            wait = answer.headers.get("Retry-After", "")
         except (OSError, http.client.HTTPException, OverflowError, MemoryError) as error:
             raise Unavailable(_describe(error, timeout)) from error
         finally:
@@ -122,7 +127,11 @@ class Client:
                 with self._lock:
                     self._open.discard(wire)
                 wire.close()
-        return _read(status, content)
+        try:
+            return _read(status, content)
+        except Unavailable as error:
+            error.retry_after = float(wait) if wait.isascii() and wait.isdigit() and len(wait) < 7 else None
+            raise
 
     def abort(self) -> None:
         """End all calls now; the server stops its work on them when it notices."""
