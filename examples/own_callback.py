@@ -8,6 +8,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opasd import OPASDArguments, OPASDConfig, OPASDTrainer
+from opasd.config import DataConfig
+from opasd.data.sets import load_set
 
 
 class StopWhenLong(TrainerCallback):
@@ -35,7 +37,7 @@ def main(output: str = "runs/own_callback", steps: int = 5, tokens: float = 70) 
         model="lab",
         args=OPASDArguments(output, max_steps=steps, gradient_accumulation_steps=8, learning_rate=1e-4),
         config=OPASDConfig.model_validate({"rollout": {"max_new_tokens": 80}}),
-        train_dataset="lab",
+        train_dataset=load_set(DataConfig(source="lab", sample=64), "train"),
         callbacks=[StopWhenLong(tokens)],
     )
     trainer.train()

@@ -6,6 +6,8 @@ python examples/own_divergence.py
 from torch import Tensor
 
 from opasd import OPASDArguments, OPASDConfig, OPASDTrainer, register_divergence
+from opasd.config import DataConfig
+from opasd.data.sets import load_set
 
 
 def pearson(teacher_V: Tensor, student_V: Tensor, beta: float) -> Tensor:
@@ -25,7 +27,7 @@ def main(output: str = "runs/own_divergence", steps: int = 5) -> OPASDTrainer:
                 "objective": {"token": {"divergence": "pearson"}, "attention": {"divergence": "pearson"}},
             }
         ),
-        train_dataset="lab",
+        train_dataset=load_set(DataConfig(source="lab", sample=64), "train"),
     )
     trainer.train()
     return trainer

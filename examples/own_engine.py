@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from opasd import OPASDArguments, OPASDConfig, OPASDTrainer
-from opasd.config import SamplingConfig
+from opasd.config import DataConfig, SamplingConfig
+from opasd.data.sets import load_set
 from opasd.lab import model_path
 from opasd.rollout.engine import Completion
 
@@ -50,7 +51,7 @@ def main(output: str = "runs/own_engine", steps: int = 5) -> OPASDTrainer:
         processing_class=tokenizer,
         args=OPASDArguments(output, max_steps=steps, gradient_accumulation_steps=8, learning_rate=1e-4),
         config=OPASDConfig.model_validate({"rollout": {"max_new_tokens": 80}}),
-        train_dataset="lab",
+        train_dataset=load_set(DataConfig(source="lab", sample=64), "train"),
         engine=GenerateEngine(model, tokenizer.eos_token_id),
     )
     trainer.train()

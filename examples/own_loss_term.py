@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from opasd import LossTerm, MicroBatch, OPASDArguments, OPASDConfig, OPASDTrainer
+from opasd.config import DataConfig
+from opasd.data.sets import load_set
 
 
 def confidence(batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
@@ -25,7 +27,7 @@ def main(output: str = "runs/own_loss_term", steps: int = 5) -> OPASDTrainer:
         model="lab",
         args=OPASDArguments(output, max_steps=steps, gradient_accumulation_steps=8, learning_rate=1e-4),
         config=OPASDConfig.model_validate({"rollout": {"max_new_tokens": 80}}),
-        train_dataset="lab",
+        train_dataset=load_set(DataConfig(source="lab", sample=64), "train"),
         loss_terms=[LossTerm("confidence", confidence, weight=0.01)],
     )
     trainer.train()

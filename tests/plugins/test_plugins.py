@@ -25,7 +25,8 @@ def folder(tmp_path):
 
 
 def run(folder: Path, script: str) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE.parents[1])])}
+    paths = os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE.parents[1])])
+    environment = os.environ | {"PYTHONPATH": paths, "OPASD_REPOSITORY": str(HERE.parents[1])}
     command = [sys.executable, shutil.copy(HERE / script, folder)]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
@@ -38,3 +39,7 @@ def test_the_whole_way_of_an_engineer_by_the_command(folder):
 
 def test_the_whole_way_of_an_engineer_in_python(folder):
     assert "whole way done" in run(folder, "whole_way_in_python.py")
+
+
+def test_the_examples_the_notebook_and_the_page_run(tmp_path):
+    assert "examples and docs done" in run(tmp_path, "examples_and_docs.py")
