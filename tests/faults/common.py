@@ -32,7 +32,11 @@ class Result:
             self.failures.append(what)
 
     def line(self) -> str:
-        happened = f"**failed {len(self.failures)} times**: {self.failures[0]}" if self.failures else "as promised"
+        happened = (
+            f"**failed {len(self.failures)} times**: {' '.join(self.failures[0].split())}"
+            if self.failures
+            else "as promised"
+        )
         return f"| {self.fault} | {self.tried} | {self.promise} | {'; '.join([happened, *self.notes])} |"
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+from opasd import cli
 from tests.cli.conftest import CommandLine
 from tests.processes import PATIENCE, wait_until
 
@@ -52,3 +53,13 @@ def test_the_mistake_of_another_process_is_shown(tmp_path):
     assert code == 2, errors
     assert "error: process 1: no such file here; copy it\n" in errors
     assert "Traceback" not in errors
+
+
+def test_a_lost_connection_is_the_launchers_to_tell(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPASD_MEETING", str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    cli._show_error(cli.LOST)
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "error-0").read_text() == cli.LOST
+    cli._show_error("no such column")
+    assert capsys.readouterr().err == "error: no such column\n"

@@ -76,7 +76,7 @@ def _show_error(message: str) -> None:
     from opasd.cli._processes import Processes, leave_error
 
     rank = Processes.current().rank
-    if leave_error(rank, message) and rank:
+    if leave_error(rank, message) and (rank or message == LOST):
         return
     sys.stdout.flush()
     from opasd.cli._parser import coloured

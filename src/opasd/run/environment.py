@@ -21,8 +21,8 @@ PACKAGES = (
     "deepspeed", "wandb", "tensorboard", "trackio", "mlflow",
 )  # fmt: skip
 MAX_DIFF_BYTES = 1 << 20
-_SECRET = re.compile(r"(token|secret|password|key)$", re.IGNORECASE)
-"""The end of a flag with a secret value; `objective.token.clip` is no such flag."""
+_SECRET = re.compile(r"(?<!\.first[-_])(token|secret|password|key)$", re.IGNORECASE)
+"""The end of a flag with a secret value; `objective.token.clip` and `objective.attention.first_token` are no such."""
 
 
 def versions() -> dict[str, str | None]:
