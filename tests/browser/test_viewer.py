@@ -215,7 +215,9 @@ def test_shades_are_the_weights(open_page, shown, found, panel):
     for top in (0, 150, 300, 450, 600, 900):  # only what is in sight is drawn
         page.locator(f"[data-panel={panel}] .v-text").evaluate("(box, top) => { box.scrollTop = top }", top)
         page.locator(f"[data-panel={panel}] [tabindex]").first.evaluate("(box, top) => { box.scrollTop = top }", top)
-        page.wait_for_timeout(60)
+        page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
+        )
         drawn |= dict(
             page.locator(f"[data-panel={panel}] [data-at]").evaluate_all(
                 "spans => spans.filter(span => { const box = span.parentElement.getBoundingClientRect(),"

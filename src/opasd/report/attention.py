@@ -120,8 +120,11 @@ def make_record(
             student_layers = stage.scorer([rollout], "student", query=config.query)[0].layers
         for depth, pair in enumerate(zip(student_layers, teacher_layers, strict=True)):
             number = from_the_end[depth]
-            parts = [pair, *(zip(*map(_each_head, pair), strict=True) if with_heads else ())]
-            both = [_packed_rows(layer_rows(*part, alignment, config), rollout, alignment, seen) for part in parts]
+            each_head = zip(_each_head(pair[0]), _each_head(pair[1]), strict=True) if with_heads else ()
+            both = [
+                _packed_rows(layer_rows(student, taught, alignment, config), rollout, alignment, seen)
+                for student, taught in (pair, *each_head)
+            ]
             (teaching, learning), *each = both
             if number not in layers:
                 layers[number] = {"layer": number, **teaching, "heads": [own for own, _ in each]}

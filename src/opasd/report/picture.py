@@ -116,7 +116,7 @@ def projection(record: dict[str, Any], step: int | None = None) -> str:
 def _named(row: np.ndarray, tokens: Sequence[str], left: float, bar: float, base: float) -> list[str]:
     """Return the texts of the strongest positions below the bars, as far as they do not overlap."""
     parts, taken = [], []
-    for place in np.argsort(row[1:])[::-1][:12] + 1:
+    for place in (int(one) + 1 for one in np.argsort(row[1:])[::-1][:12]):
         text = shortened(tokens[place].replace("\n", "⏎").strip() or "·", 12)
         x, half = left + (place + 0.5) * bar, 4.2 * len(text) + 3
         if row[place] > 0 and all(abs(x - other) > half + room for other, room in taken):

@@ -44,12 +44,13 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
       }
     };
     plot(18, half - 2, Math.max(most(now.rho), 0.05), true, [...(now.rhoText ? [[now.rhoText, "v-area"]] : []), [now.rho, "v-rho"]]);
-    label(`ρ: teacher's attention on the solution${now.rhoText ? "; filled: on its own text" : ""}`, LEFT, 12);
+    const narrow = width < 480;
+    label(`ρ${narrow ? "" : ": teacher's attention on the solution"}${now.rhoText ? (narrow ? " (filled: on the solution's own text)" : "; filled: on its own text") : ""}`, LEFT, 12);
     const shown = new Set([firstStage(), lastStage()]);
     plot(half + 16, height - 18, Math.max(most(now.students.map((one) => most(one.divergence))), 1e-9), false,
       now.students.map((one, at) => [one.divergence, shown.has(at) && at === lastStage() ? "v-div" : "v-other"]));
     const others = now.names.filter((_, at) => at !== lastStage());
-    label(`${now.divergence}, projected teacher and student${now.names.length > 1 ? ` ${now.names[lastStage()]} (dashed: ${others.join(", ")})` : ""}`, LEFT, half + 11);
+    label(`${now.divergence}${narrow ? "," : ", projected teacher and student"}${now.names.length > 1 ? ` ${now.names[lastStage()]} (dashed: ${others.join(", ")})` : ""}`, LEFT, half + 11);
     const marked = ticks(1, now.steps, Math.max(2, Math.floor(width / 110)), true).filter((step) => step >= 1);
     for (const step of marked) label(String(step), across(step - 1, width), height - 4, "middle");
     label("step", width - RIGHT, height - 4, "end");
@@ -110,8 +111,8 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
   function drawWords() {
     const now = current();
     const { record } = now, { step } = state, rho = now.rho[step];
-    columns.teacher.note.textContent = `${percent(rho)} of its attention is on the solution${now.rhoText ? ` (${split(step)})` : ""}. It is ${record.teacher_note || "the model with the solution in view"}.`;
-    columns.teacher.label.textContent = `only the teacher sees this: ρ = ${percent(rho)}${now.rhoText ? `, ${split(step)}` : ""}`;
+    columns.teacher.note.textContent = `${percent(rho)} of its attention is on the solution${now.rhoText ? ` (${split(step)})` : ""}.`;
+    columns.teacher.label.textContent = `only the teacher sees this${now.rhoText ? `: ${split(step)}` : ""}`;
     columns.projected.note.textContent = { project: "The same without the solution, renormalised: what the student is taught.",
       redistribute: "The solution's share given to the prompt: what the student is taught.",
       shuffle: "The solution's share given to shuffled prompt positions: what the student is taught." }[record.handling] || "What the student is taught.";
@@ -126,7 +127,7 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
       make("span", {}, "ρ ", make("b", { textContent: percent(rho) }), ...(now.rhoText ? [make("span", { className: "soft", textContent: ` (${percent(now.rhoText[step])} solution text)` })] : [])),
       make("span", {}, `${now.divergence} `, make("b", { textContent: fine(now.students[lastStage()].divergence[step]) }), ...(now.names.length > 1
         ? [make("span", { className: "soft", textContent: `  (${now.names.map((name, at) => `${name} ${fine(now.students[at].divergence[step])}`).join(", ")})` })] : [])),
-      ...(state.pinned ? [make("span", { className: "badge info", textContent: "held" })] : []), badges);
+      ...(state.pinned ? [make("span", { className: "badge info", textContent: "held" })] : []));
   }
 
   // ---- where they differ most --------------------------------------------------------------------------------------

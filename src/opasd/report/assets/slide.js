@@ -9,13 +9,13 @@ opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split,
   pen.font = `${SIZE}px ${MONO}`;
   const { record } = now, { step } = state, out = [];
   const words = (text, x, y, options = "") => out.push(`<text x="${x}" y="${y}" ${options}>${safe(text)}</text>`);
-  const cut = (text, room, size) => { pen.font = `${size}px system-ui, sans-serif`; let short = text;
+  const cut = (text, room, size, weight = 400) => { pen.font = `${weight} ${size}px system-ui, sans-serif`; let short = text;
     while (short.length > 1 && pen.measureText(short).width > room) short = short.slice(0, -2).trimEnd() + "…"; pen.font = `${SIZE}px ${MONO}`; return short; };
   const when = now.names.length > 1 ? (both ? "before and after training" : `${now.names[state.stage]} training`) : "";
   words(cut(record.title || "attention", WIDE - 2 * EDGE, 34), EDGE, 62, 'class="h"');
   const token = JSON.stringify(record.student.tokens[record.student.prompt + step] ?? "").slice(1, -1) || "·";
   const divergences = now.names.map((name, at) => `${now.names.length > 1 ? name + " " : ""}${fine(now.students[at].divergence[step])}`).join(", ");
-  words(cut(`step ${step + 1} of ${now.steps}, predicts “${token}”   ρ ${percent(now.rho[step])}${now.rhoText ? ` (${split(step)})` : ""}   ${now.divergence} ${divergences}`, WIDE - 2 * EDGE, 23), EDGE, 102, 'class="s"');
+  words(cut(`step ${step + 1} of ${now.steps}, predicts “${token}” · ρ ${percent(now.rho[step])}${now.rhoText ? ` (${split(step)})` : ""} · ${now.divergence} ${divergences}`, WIDE - 2 * EDGE, 23), EDGE, 102, 'class="s"');
   // The curves, as on the page.
   const graph = document.createElementNS("http://www.w3.org/2000/svg", "g");
   graph.append(...curveParts(WIDE - 2 * EDGE, 150));
@@ -29,13 +29,15 @@ opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split,
     out.push(`<rect x="${left}" y="${top}" width="${width}" height="${bottom - top}" rx="14" fill="${colour("--card")}" stroke="${colour("--line")}"/>`,
       `<rect x="${left + 14}" y="${top + 15}" width="16" height="16" rx="4" fill="${rgb(`--${column.hue}`)}"/>`);
     words(column.heading.textContent, left + 40, top + 31, 'class="p"');
-    let y = top + 66, x_ = 0;
+    let y = top + 66, x_ = 0, begin = y;
     const write = (spans, last) => {
       for (const span of spans) {
         const background = getComputedStyle(span).backgroundColor, current = span.classList.contains("now"), later = span.classList.contains("later");
         for (const piece of span.textContent.split(/(\n)/)) {
           if (piece === "\n") { x_ = 0; y += LINE; continue; }
           for (let rest = piece; rest;) {
+            if (x_ === 0 && y > begin) rest = rest.replace(/^ +/, "");   // a line does not begin with the space before its word
+            if (!rest) break;
             let fits = rest;
             while (fits.length > 1 && x_ + pen.measureText(fits).width > inner && (x_ === 0 || pen.measureText(rest).width > inner)) fits = fits.slice(0, -1);
             const wide = pen.measureText(fits).width;
@@ -53,14 +55,16 @@ opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split,
     };
     const inside = inSight(column), solution = inside.filter((span) => span.parentElement === column.solution), others = inside.filter((span) => span.parentElement !== column.solution);
     if (solution.length) {
-      words(cut(column.label.textContent, inner, 17), left + 14, y - 6, 'class="n"');
+      words(cut(column.label.textContent, inner, 17, 600), left + 14, y - 6, 'class="n"');
       y += 22;
       const from = y - 22;
+      begin = y;
       write(solution, y + 9 * LINE);
       out.push(`<rect x="${left + 4}" y="${from}" width="4" height="${Math.max(20, Math.min(y, from + 10 * LINE) - from)}" fill="${rgb("--teacher")}"/>`);
       y = Math.min(y, from + 22 + 9 * LINE) + LINE + 12;
       x_ = 0;
     }
+    begin = y;
     write(others, bottom - 14);
   });
   const where = `${state.layer === 1 ? "Last layer" : `${state.layer}. layer from the end`}, ${state.head < 0 ? "mean of heads" : `head ${state.head + 1}`}`;

@@ -19,7 +19,7 @@
     ["difference", "shades: teacher − student"]]);
   const mapOf = select("Map", [["teacher", "map: teacher"], ["projected", "map: projected"], ["student", "map: student"], ["difference", "map: teacher − student"]]);
   const skip = make("input", { type: "checkbox" });
-  const play = tool("▶ play"), wide = tool("full screen"), save = tool("CSV", "the curves, with their tokens");
+  const play = tool("▶ play"), wide = tool("⛶", "full screen"), save = tool("CSV", "the curves, with their tokens");
   const asSvg = tool("SVG", "this view as a slide"), asPng = tool("PNG", "this view as a slide"), link = tool("link", "a link that opens here");
   const jumps = select("Go to", [["", "go to …"], ["div", "largest divergence"], ["rho", "most on the solution"], ["gain", "most changed by training"]]);
   const badges = make("div", { className: "v-badges" }), line = make("div", { className: "v-now", ariaLive: "polite" });
@@ -41,13 +41,13 @@
     panel.dataset.panel = name;
     return [name, { name, hue, panel, heading, text, solution, label, note, key, spans: [], shade: [], tops: null }];
   }));
-  const top = make("div", { className: "v-top" });
+  const top = make("div", { className: "v-top" }), who = make("p", { className: "v-hint" });
   root.append(
-    make("div", { className: "v-bar" }, choose, stages, play, make("details", { className: "v-more", open: innerWidth > 860 },
+    make("div", { className: "v-bar" }, choose, stages, play, badges, make("details", { className: "v-more", open: innerWidth > 860 },
       make("summary", { textContent: "options" }), make("div", {}, jumps, layers, heads, scale, mapOf,
         make("label", {}, skip, "without first token"), asSvg, asPng, save, link, wide))),
     line, make("div", { className: "v-views" }, make("div", {}, curves, slide), make("div", {}, mapBox, mapKey)),
-    make("div", { className: "v-panels" }, ...panels.map((name) => columns[name].panel)), top,
+    make("div", { className: "v-panels" }, ...panels.map((name) => columns[name].panel)), who, top,
     make("p", { className: "v-hint" }, ...[["←"], ["→", "step"], ["Home"], ["End", "first, last"], ["B", "before / after"], ["S", "side by side"], ["Space", "play"],
       ["Esc", "let go of a held step"]].flatMap(([key, words]) => [make("kbd", { textContent: key }), words ? ` ${words}  ` : " "])));
   choose.hidden = records.length < 2;
@@ -88,6 +88,7 @@
     const asked = Math.round(+wanted.step) - 1;
     state.pinned = asked >= 0 && asked < now.steps;
     state.step = state.pinned ? asked : best((step) => now.students[0].divergence[step]);
+    who.textContent = `Teacher: ${record.teacher_note || "the model with the solution in view"}.`;
     place();
     draw(true);
     root.dataset.ready = "yes";
@@ -196,9 +197,9 @@
     if (!now) return;
     const { record } = now, step = state.step;
     now.values = values(step);
+    drawWords();
     if (scroll) reveal();
     for (const name of panels) if (!columns[name].panel.hidden) shade(columns[name]);
-    drawWords();
     [...stages.children].forEach((button, at) => button.setAttribute("aria-pressed", String(at === (state.stage < 0 ? now.names.length : state.stage))));
     slide.value = step;
     slide.setAttribute("aria-valuetext", `step ${step + 1} of ${now.steps}`);
@@ -350,6 +351,7 @@
     navigator.clipboard?.writeText(location.href).then(() => { link.textContent = "copied"; setTimeout(() => { link.textContent = "link"; }, 1500); }, () => {});
   });
   wide.addEventListener("click", () => document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen?.());
+  wide.ariaLabel = "full screen";
   wide.hidden = !root.requestFullscreen;
   jumps.addEventListener("change", () => {
     const value = now && { div: (step) => now.students[lastStage()].divergence[step], rho: (step) => now.rho[step],
