@@ -182,3 +182,12 @@ def test_without_an_evaluation_validation_speaks_and_without_that_the_rollouts(t
         del run.validation
     assert find_scores(find_methods(runs)).benchmarks[0].name == "rollouts"
     assert headline(find_scores(find_methods([Run("empty", tmp_path)]))) == ""
+
+
+def test_methods_without_a_benchmark_in_common_still_have_an_answer():
+    runs = [evaluated("base", [result("a", shares(1, 0.3))]), evaluated("opasd", [result("a", shares(2, 0.6))], seed=1)]
+    runs.append(evaluated("opsd", [result("b", shares(3, 0.5))], seed=1, attention=0))
+    scores = find_scores(find_methods(runs))
+    assert headline(scores) == ""
+    assert [one.name for one in scores.comparable().benchmarks] == ["a"]
+    assert "over the base" in headline(scores.comparable())

@@ -164,10 +164,11 @@ def _add_results(report: Report, runs: Sequence[Run], methods: Sequence[Method],
     """Add the answer: a sentence, methods by benchmarks with the differences beside, ablations, and every run."""
     scores = find_scores(methods)
     content = [f'<p class="remark">{safe(remark)}</p>' if remark else ""]
-    if answer := headline(scores):
-        content.append(f'<p class="headline"><bdi>{safe(answer)}</bdi></p><p class="soft">{safe(measured(scores))}</p>')
+    common = scores.comparable()
+    if answer := headline(common):
+        content.append(f'<p class="headline"><bdi>{safe(answer)}</bdi></p><p class="soft">{safe(measured(common))}</p>')
     content.append(notice("What is missing", {run.name: run.notes for run in runs}))
-    table, figure = method_table(scores), forest(scores)
+    table, figure = method_table(scores), forest(common)
     shown = report.add_table(table) if table else ""
     drawn = report.add_figures([figure]) if figure else ""
     content.append(f'<div class="answer"><div>{shown}</div>{drawn}</div>' if drawn else shown)

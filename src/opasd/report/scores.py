@@ -100,6 +100,13 @@ class Scores:
         known = [method for method in self.methods if self.average(method) is not None]
         return next((method for method in known if method.kind == "base"), known[0] if known else None)
 
+    def comparable(self) -> "Scores":
+        """Return the scores on all benchmarks or, if no method has all of them, on the one that most methods have."""
+        if not self.benchmarks or any(self.average(method) for method in self.methods):
+            return self
+        most = max(self.benchmarks, key=lambda one: sum(bool(self.shares(m, one)) for m in self.methods))
+        return Scores(self.methods, [most], self.notes)
+
     def best_of(self, kind: str) -> Method | None:
         """Return the method of a kind: the one that is named like it, or else the best."""
         own = [(score.mean, m) for m in self.methods if m.kind == kind and (score := self.average(m))]
