@@ -65,7 +65,7 @@ def test_a_run_and_what_it_leaves(inputs, tmp_path):
     assert any("validation/sums/avg@1" in row for row in Records(tmp_path / "metrics.jsonl"))
     card = (tmp_path / "final" / "README.md").read_text()
     assert "| attention divergence |" in card
-    assert f'"source": "{inputs}/sums.jsonl"' in card
+    assert '"source": "sums.jsonl"' in card
     base = AutoModelForCausalLM.from_pretrained(inputs / "model")
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "final"))
     ids = torch.tensor([[4, 5, 6]])
@@ -263,7 +263,7 @@ def test_data_that_gives_too_few_steps_is_reported(inputs, tmp_path):
 def test_settings_that_transformers_cannot_train_with(inputs, tmp_path, name, value, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = make_config(inputs, validation_data={}, train__extra={"use_cpu": True, name: value})
-    with pytest.raises(ConfigError, match=rf"^train(\.extra.*{name}|: .*absent.json)") as caught:
+    with pytest.raises(ConfigError, match=rf"^(train(\.extra.*{name}|: .*absent.json)|{name}: )") as caught:
         session.train(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
