@@ -17,15 +17,16 @@ def problems():
 
 def limited(trainer, most):
     """Let a micro-batch with more tokens than that run out of memory in the middle of its backward pass."""
-    gradients = trainer.add_gradients
+    compute_loss = trainer.compute_loss
 
-    def add(model, groups, num_rollouts):
-        for loss, group in zip(gradients(model, groups, num_rollouts), groups, strict=True):
-            if sum(len(rollout.teacher_ids) for rollout in group) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            yield loss
+    def compute(model, inputs, **options):
+        loss = compute_loss(model, inputs, **options)
+        if sum(len(rollout.teacher_ids) for rollout in inputs["rollouts"]) > most:
+            loss.backward()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss
 
-    trainer.add_gradients = add
+    trainer.compute_loss = compute
     return trainer
 
 

@@ -83,7 +83,10 @@ def test_a_line_does_not_wrap(monkeypatch, columns):
     stream = Terminal()
     run(monkeypatch, stream, [(1, FULL), (2, FULL)])
     drawn = stream.getvalue().removesuffix("\n").split("\r\x1b[K")[1:]
-    assert [len(line) for line in drawn] == [columns - 1] * 2
+    assert len(drawn) == 2
+    assert all(len(line) < columns for line in drawn)
+    if columns == 80:  # a narrow line loses its less important parts
+        assert all(f"{part} " in line for line in drawn for part in ("loss", "accuracy", "left"))
 
 
 @pytest.mark.parametrize("terminal", [False, True])

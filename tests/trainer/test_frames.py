@@ -50,4 +50,4 @@ def test_at_most_eight_frames_lead_from_the_command_to_a_divergence(part, tmp_pa
     settings += ["--train.gradient-accumulation-steps", "1", "--validation.every", "0"]
     assert main(["train", "--model.name-or-path", str(tmp_path / "model"), "--name", "run", *settings, *weights]) == 0
     assert stacks
-    assert max(map(len, stacks)) <= 8, max(stacks, key=len)
+    assert max(map(len, stacks)) <= 8, " ".join(max(stacks, key=len))

@@ -33,6 +33,8 @@ class Texts:
         self.texts = texts
 
     all_special_ids = ()
+    all_special_tokens = ()
+    chat_template = None
 
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
         return [-1 for _ in tokens]

@@ -18,7 +18,7 @@ c_j = g_j − Σ_V A^S g on V, 0 elsewhere:      ds_hj = p_hj (c_j − Σ_i p_hi
 Shapes: H query heads, K key heads, T queries, S keys, D head size, J shared positions; C queries of a chunk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -141,20 +141,29 @@ def attention_losses(
             if output is not None:
                 loss, readings_7T = output
                 return AttentionLossOutput(loss, *readings_7T.unbind())
-        chunk = None if impl == "reference" else chunk_queries
-        return _one_by_one(student, teacher, alignments, comparison, seeds, weights_T, chunk)
+        outputs: list[AttentionLossOutput] = []
+        for parts in _rollouts(student, teacher, alignments, comparison, seeds, weights_T):
+            if impl == "reference":
+                outputs.append(_reference(*parts))
+            else:
+                loss, readings_T7 = chunked_loss(*parts, chunk_queries)
+                outputs.append(AttentionLossOutput(loss, *readings_T7.unbind(-1)))
+        if not outputs:
+            zero = student.query_BHND.sum(dtype=wide(student.query_BHND.dtype)) * 0
+            return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in AttentionLossOutput._fields[1:]))
+        losses, *readings = zip(*outputs, strict=True)
+        return AttentionLossOutput(torch.stack(losses).sum(), *map(torch.cat, readings))
 
 
-def _one_by_one(
+def _rollouts(
     student: LayerBatch,
     teacher: LayerBatch,
     alignments: Sequence[Alignment],
     comparison: AttentionComparison,
     seeds: Sequence[int],
     weights_T: Tensor | None,
-    chunk_queries: int | None,
-) -> AttentionLossOutput:
-    """Return the sum over rollouts, each in chunks or, without `chunk_queries`, by its definition."""
+) -> Iterator[tuple[LayerAttention, LayerAttention, Alignment, AttentionComparison, Tensor]]:
+    """Yield what the loss of one rollout after another needs."""
     device, dtype = student.query_BHND.device, wide(student.query_BHND.dtype)
     alignments = [alignment.to("cpu") for alignment in alignments]
     lengths = [alignment.num_tokens for alignment in alignments]
@@ -162,25 +171,13 @@ def _one_by_one(
         means = [torch.full((length,), 1 / max(length, 1), dtype=dtype) for length in lengths]
         weights_T = torch.cat([*means, torch.zeros(0, dtype=dtype)])
     weights = weights_T.to(device, dtype).split(lengths)
-    outputs: list[AttentionLossOutput] = []
     for index, alignment in enumerate(alignments):
         student_layer = student.sequence(index, alignment.student_query)
         teacher_layer = teacher.sequence(index, alignment.teacher_query).detach()
         if comparison.handling == "shuffle":
             permutation_J = projection.shuffle_permutation(alignment.in_prompt, seeds[index]).to(device)
             comparison = replace(comparison, permutation_J=permutation_J)
-        if chunk_queries is None:
-            outputs.append(_reference(student_layer, teacher_layer, alignment, comparison, weights[index]))
-        else:
-            loss, readings_T7 = chunked_loss(
-                student_layer, teacher_layer, alignment, comparison, weights[index], chunk_queries
-            )
-            outputs.append(AttentionLossOutput(loss, *readings_T7.unbind(-1)))
-    if not outputs:
-        zero = student.query_BHND.sum(dtype=dtype) * 0
-        return AttentionLossOutput(zero, *(zero.detach().new_zeros(0) for _ in AttentionLossOutput._fields[1:]))
-    losses, *readings = zip(*outputs, strict=True)
-    return AttentionLossOutput(torch.stack(losses).sum(), *map(torch.cat, readings))
+        yield student_layer, teacher_layer, alignment, comparison, weights[index]
 
 
 def attention_rows(role: LayerAttention, query_position_T: Tensor) -> Tensor:

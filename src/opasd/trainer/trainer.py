@@ -39,7 +39,7 @@ from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
 from opasd.model.objective import loss_arguments
 from opasd.model.scoring import Layout, Scorer, choose_layout
-from opasd.model.sharding import gathered, local, shards
+from opasd.model.sharding import gathered, local
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
 from opasd.prompts.pairs import PromptBuilder, PromptPair
@@ -53,7 +53,7 @@ from opasd.trainer.arguments import OPASDArguments
 from opasd.trainer.batches import step_size, without_repeats
 from opasd.trainer.callbacks import Progress, StepCallback
 from opasd.trainer.described import described_run, only_python
-from opasd.trainer.memory import within_memory
+from opasd.trainer.memory import Attempts
 from opasd.trainer.metrics import StepMetrics, sample_rows, validation_metrics
 from opasd.trainer.resuming import ResumableTrainer
 
@@ -213,19 +213,18 @@ class OPASDTrainer(ResumableTrainer):
         rollouts = rollouts or [Rollout(inputs["pairs"][0], (), "none")]
         with self.step_metrics.timed("update"):
             _, layout = self._scorer(model)
-            return within_memory(self, rollouts, num_rollouts, model, packed=layout == "packed")
-
-    def add_gradients(self, model: nn.Module, groups: list[list[Rollout]], num_rollouts: float) -> Iterator[Tensor]:
-        """Add the gradients of one micro-batch after another, and yield their losses."""
-        if shards(self.student):  # every forward exchanges weights, so all processes need as many
-            empty = [Rollout(groups[0][0].pair, (), "none")]
-            groups = groups + [empty] * (self.largest(len(groups)) - len(groups))
-        for number, group in enumerate(groups, 1):
-            # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
-            is_last = number == len(groups)
-            self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
-            with nullcontext() if is_last else self.accelerator.no_sync(model):
-                yield super().training_step(model, {"rollouts": group, "num_rollouts": num_rollouts})
+            attempts = Attempts(self, rollouts, num_rollouts, packed=layout == "packed")
+            loss = torch.zeros((), device=self.args.device)
+            while not attempts.finished:
+                loss.zero_()
+                with attempts.recovering():
+                    for group, is_last in attempts.groups():
+                        # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
+                        self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
+                        batch = {"rollouts": group, "num_rollouts": attempts.num_rollouts}
+                        with nullcontext() if is_last else self.accelerator.no_sync(model):
+                            loss += super().training_step(model, batch)
+        return loss
 
     def roll_out(self, pairs: list[PromptPair]) -> list[Rollout]:
         """Sample completions of the problems with the current student, and record them."""
