@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from opasd.model.scoring import Scorer
     from opasd.model.teacher import register_teacher
     from opasd.prompts.alignment import Alignment, align
-    from opasd.prompts.pairs import PromptBuilder, PromptPair
+    from opasd.prompts.contexts import PromptPair
+    from opasd.prompts.pairs import PromptBuilder
     from opasd.prompts.rollout import Rollout
     from opasd.trainer.arguments import OPASDArguments
     from opasd.trainer.trainer import OPASDTrainer
@@ -41,7 +42,8 @@ _NAMES = {
     "model.scoring": ("Scorer",),
     "model.teacher": ("register_teacher",),
     "prompts.alignment": ("Alignment", "align"),
-    "prompts.pairs": ("PromptBuilder", "PromptPair"),
+    "prompts.contexts": ("PromptPair",),
+    "prompts.pairs": ("PromptBuilder",),
     "prompts.rollout": ("Rollout",),
     "trainer.arguments": ("OPASDArguments",),
     "trainer.trainer": ("OPASDTrainer",),

@@ -23,7 +23,7 @@ from opasd.recipes import load_recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from opasd.prompts.pairs import PromptPair
+    from opasd.prompts.contexts import PromptPair
 
 _SIGNS = {"both": "=", "student": "<", "teacher": ">", "reference": "»"}
 _COLOURS = {"both": "", "student": "33", "teacher": "36", "reference": "35"}

@@ -33,7 +33,8 @@ from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.objective import opasd_loss
 from opasd.model.scoring import Scorer, choose_layout, microbatches
 from opasd.progress import SampleProgress
-from opasd.prompts.pairs import PromptBuilder, PromptPair
+from opasd.prompts.contexts import PromptPair
+from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, derive_seed

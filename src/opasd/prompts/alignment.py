@@ -27,7 +27,7 @@ from torch import Tensor
 
 from opasd.choices import Query, Support, check_choice
 from opasd.errors import AlignmentError
-from opasd.prompts.pairs import PromptPair
+from opasd.prompts.contexts import PromptPair
 
 Matches = list[tuple[int, int]]
 """Pairs of student and teacher positions, increasing in both."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from opasd.prompts.pairs import PromptPair
+from opasd.prompts.contexts import PromptPair
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from opasd.lab import LAB
 from opasd.model.checks import context
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.scoring import Scorer
-from opasd.prompts.pairs import PromptBuilder, PromptPair
+from opasd.prompts.contexts import PromptPair
+from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 from opasd.recipes import load_recipe
 from opasd.recipes.checking import checked

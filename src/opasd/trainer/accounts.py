@@ -14,7 +14,8 @@ from opasd.config import ModelConfig
 from opasd.data.problems import DataReport
 from opasd.data.sets import RunSet, digest
 from opasd.errors import ConfigError, PromptError
-from opasd.prompts.pairs import PromptBuilder, PromptReport
+from opasd.prompts.contexts import PromptReport
+from opasd.prompts.pairs import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from transformers import TrainingArguments
 
 from opasd.config import OPASDConfig
-from opasd.prompts.pairs import PromptPair, PromptPairs
+from opasd.prompts.contexts import PromptPair, PromptPairs
 
 PAPER = 64
 """Problems of a step in the paper."""

@@ -24,7 +24,8 @@ from opasd.model.checks import context, same_positions_up_to
 from opasd.model.loading import load_model, load_tokenizer
 from opasd.model.unwrap import unwrap
 from opasd.progress import with_progress
-from opasd.prompts.pairs import PromptBuilder, PromptPairs, PromptReport
+from opasd.prompts.contexts import PromptPairs, PromptReport
+from opasd.prompts.pairs import PromptBuilder
 from opasd.trainer.accounts import Account, askable
 
 _log = logging.getLogger(__name__)

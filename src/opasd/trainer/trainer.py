@@ -42,7 +42,8 @@ from opasd.model.scoring import Layout, Scorer, choose_layout
 from opasd.model.sharding import gathered, local
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
-from opasd.prompts.pairs import PromptBuilder, PromptPair
+from opasd.prompts.contexts import PromptPair
+from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
