@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import opasd.trainer
+from opasd.cli import evaluate
 from tests import commands
 from tests.processes import PATIENCE, environment
 
@@ -82,6 +83,8 @@ class CommandLine:
         """Run a command in this process; return its exit code, standard output and standard error."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "opasd.trainer.session", None)
+            # The stand-in may replace it; afterwards other tests need it as it was.
+            patch.setitem(sys.modules, evaluate.__name__, evaluate)
             exec(self.stand_in, {})
             patch.setattr(opasd.trainer, "session", sys.modules["opasd.trainer.session"], raising=False)
             done = commands.opasd(self.folder, *args, env=self.environment | environment)

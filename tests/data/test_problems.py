@@ -119,7 +119,7 @@ HALF = "half a surrogate pair, or a byte that is not UTF-8"
         (row(solution="ab\0c"), 'column "solution" holds U+0000 (NUL) at character 3'),
         (row("\ud83d"), f'column "problem" holds U+D83D ({HALF}) at character 1'),
         (row(answer=True), 'column "answer" is bool True, not text or a number'),
-        (row(answer=["1"]), "column \"answer\" is list ['1'], not text or a number"),
+        (row(answer=[1]), 'column "answer" is list [1], not text or a number'),
         (row(answer={}), 'column "answer" is dict {}, not text or a number'),
         (row(answer=math.nan), 'column "answer" is float nan, not text or a number'),
         (row(answer=10**5000), 'column "answer" is a number of too many digits'),
