@@ -7,7 +7,7 @@ error over problems. What those tools would have drawn themselves and this evalu
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import sqrt
 from pathlib import Path
 from statistics import stdev
@@ -98,13 +98,7 @@ def lighteval_results(evaluation: Mapping[str, Any], target: str, rows: Iterable
             "hashes": {"hash_examples": benchmark["fingerprint"]},
             "truncated": cut, "non_truncated": whole, "padded": 0, "non_padded": 0,
         }  # fmt: skip
-    names = {name for own in results.values() for name in own}
-    results["all"] = {
-        name: sum(own[name] for own in results.values() if name in own) / sum(name in own for own in results.values())
-        for name in sorted(names)
-    }
-    seconds = (evaluation.get("spent", {}).get("total") or {}).get("wall_seconds")
-    sampling = profile["sampling"]
+    results["all"] = _means(results.values())
     return {
         "config_general": {
             "lighteval_sha": "?",
@@ -113,10 +107,10 @@ def lighteval_results(evaluation: Mapping[str, Any], target: str, rows: Iterable
             "job_id": None,
             "start_time": None,
             "end_time": None,
-            "total_evaluation_time_secondes": None if seconds is None else str(seconds),
+            "total_evaluation_time_secondes": _seconds(evaluation),
             "model_config": {
                 "model_name": about["model"], "revision": about["revision"], "dtype": about["dtype"],
-                "generation_parameters": {**sampling, "seed": profile["seed"]},
+                "generation_parameters": {**profile["sampling"], "seed": profile["seed"]},
             },
             "model_name": about["model"],
             "exported_by": f"opasd {evaluation['opasd']}",
@@ -133,6 +127,18 @@ def lighteval_results(evaluation: Mapping[str, Any], target: str, rows: Iterable
             },
         },
     }  # fmt: skip
+
+
+def _means(tasks: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return each score's mean over the tasks that have it."""
+    own = {name: [task[name] for task in tasks if name in task] for name in {name for task in tasks for name in task}}
+    return {name: sum(values) / len(values) for name, values in sorted(own.items())}
+
+
+def _seconds(evaluation: Mapping[str, Any]) -> str | None:
+    """Return the evaluation's time on the clock as text, where it is known."""
+    seconds = (evaluation.get("spent", {}).get("total") or {}).get("wall_seconds")
+    return None if seconds is None else str(seconds)
 
 
 def harness_results(evaluation: Mapping[str, Any], target: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,7 +162,6 @@ def harness_results(evaluation: Mapping[str, Any], target: str, rows: Iterable[M
         contents["higher_is_better"][name] = dict.fromkeys(scores, True)
         contents["n-samples"][name] = {"original": benchmark["problems"], "effective": row["problems"]}
     environment = evaluation.get("environment") or {}
-    seconds = (evaluation.get("spent", {}).get("total") or {}).get("wall_seconds")
     return contents | {
         "config": {
             "model": evaluation["settings"]["engine"],
@@ -171,7 +176,7 @@ def harness_results(evaluation: Mapping[str, Any], target: str, rows: Iterable[M
         "system_instruction": None,
         "fewshot_as_multiturn": None,
         "task_hashes": {name: evaluation["benchmarks"][name]["fingerprint"] for name in contents["results"]},
-        "total_evaluation_time_seconds": None if seconds is None else str(seconds),
+        "total_evaluation_time_seconds": _seconds(evaluation),
         "exported_by": f"opasd {evaluation['opasd']}",
     }  # fmt: skip
 
