@@ -88,9 +88,7 @@ def objective_loss(
         names = TOKEN_READINGS if token.get("clip") == "pointwise" else TOKEN_READINGS[:-1]
         columns |= {f"token/{name}": values_T for name, values_T in zip(names, output[1:], strict=False)}
     if attention_weight > 0 and any(lengths):
-        # A rollout's permutation depends on the rollout alone, not on the batch it is in.
-        seeds = [shuffle_seed + zlib.crc32(rollout_id.encode()) for rollout_id in ids]
-        options = {"alignments": alignments, "shuffle_seeds": seeds, **attention}
+        options = {"alignments": alignments, "shuffle_seeds": _seeds(ids, shuffle_seed), **attention}
         value_T = None
         if queries == "entropy":
             value_T = columns["token/student_entropy"] if token_weight > 0 else _entropy(student, token)
@@ -110,6 +108,11 @@ def objective_loss(
     split = {name: values_T.split(lengths) for name, values_T in columns.items()}
     readings = [{name: values[index] for name, values in split.items()} for index in range(len(ids))]
     return LossOutput(loss, _metrics(ids, loss, columns, weights_T, readings), readings)
+
+
+def _seeds(ids: Sequence[str], shuffle_seed: int) -> list[int]:
+    """Return each rollout's seed of a permutation, which depends on the rollout alone, not on the batch it is in."""
+    return [shuffle_seed + zlib.crc32(rollout_id.encode()) for rollout_id in ids]
 
 
 class _Steps(NamedTuple):
