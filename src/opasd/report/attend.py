@@ -76,23 +76,12 @@ def attend(
     """Write the page, and a run's records beside it, and return the page's path."""
     text = _read_completion(completion)
     subject = load(source, trust_remote_code=trust_remote_code)
-    name = "-".join(map(str, numbers[:6]))
-    in_run = subject.folder and subject.folder / "attention" / f"problem-{name}.html"
-    target = out or in_run or Path(f"attention-{slug(subject.name)}-{name}.html")
-    _check_page(target)
-    record_files = [target.parent / f"problem-{number}.json" for number in numbers] if subject.folder else []
-    for file in record_files:
-        if file.exists() and not is_record(read_object(file)):
-            raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
+    target, record_files = _targets(subject, numbers, out)
     problems = _problems(subject, data, numbers)
     config = subject.config.objective.attention
     if layers is not None:
         config = checked(AttentionLossConfig, config.model_dump() | {"layers": layers}, "opasd attend", "--")
-    before = Scorer(subject.before, config.layers)
-    stages = [Stage("before" if subject.after else "as it is", before, subject.without_adapters)]
-    if subject.after is not None:
-        same_model = subject.after is subject.before
-        stages.append(Stage("after", before if same_model else Scorer(subject.after, config.layers)))
+    stages = _stages(subject, config.layers)
     teacher = stages[-1] if subject.config.teacher.update == "live" else stages[0]
     sampled = "sampled" if subject.after is None else f"sampled {sampler} training"
     records = []
@@ -170,6 +159,16 @@ def _ready(model: Any) -> Any:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
+def _stages(subject: Subject, layers: Layers) -> list[Stage]:
+    """Return the model as it is, or before and after training."""
+    before = Scorer(subject.before, layers)
+    stages = [Stage("before" if subject.after else "as it is", before, subject.without_adapters)]
+    if subject.after is not None:
+        same_model = subject.after is subject.before
+        stages.append(Stage("after", before if same_model else Scorer(subject.after, layers)))
+    return stages
+
+
 def _teacher_note(subject: Subject) -> str:
     update = subject.config.teacher.update
     if subject.after is None or update == "frozen":
@@ -237,9 +236,17 @@ def _read_completion(path: Path | None) -> str | None:
         raise ConfigError(f"--completion {path}: cannot be read as UTF-8 text ({error})") from error
 
 
-def _check_page(target: Path) -> None:
-    """Refuse to overwrite anything but a page of this package."""
+def _targets(subject: Subject, numbers: Sequence[int], out: Path | None) -> tuple[Path, list[Path]]:
+    """Return where the page and a run's records go; refuse to overwrite anything but those of this package."""
+    name = "-".join(map(str, numbers[:6]))
+    in_run = subject.folder and subject.folder / "attention" / f"problem-{name}.html"
+    target = out or in_run or Path(f"attention-{slug(subject.name)}-{name}.html")
     if target.is_dir():
         raise ConfigError(f"{target} is a folder; give the page's file name as --output")
     if target.exists() and f'content="{GENERATOR}"'.encode() not in target.read_bytes()[:4000]:
         raise ConfigError(f"{target} exists and is no page of ours, and is not overwritten; give another --output")
+    record_files = [target.parent / f"problem-{number}.json" for number in numbers] if subject.folder else []
+    for file in record_files:
+        if file.exists() and not is_record(read_object(file)):
+            raise ConfigError(f"{file} exists and is no record of ours, and is not overwritten; give another --output")
+    return target, record_files
