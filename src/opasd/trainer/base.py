@@ -18,6 +18,12 @@ class BaseTrainer(HubTrainer):
         assert isinstance(reduced, Tensor)
         return float(reduced)
 
+    def largest(self, value: int) -> int:
+        """Return the largest of the processes' numbers."""
+        values = self.accelerator.gather(torch.tensor([value], device=self.args.device))
+        assert isinstance(values, Tensor)
+        return int(values.max())
+
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         name = getattr(self.args.optim, "value", self.args.optim)
         advice = "change it or, in train.extra, optim_args, adam_beta1, adam_beta2, adam_epsilon"

@@ -24,6 +24,11 @@ def without_repeats(
     return batch[: max(num_problems - first, 0)]
 
 
+def collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
+    """Return a step's problems as the batch that Trainer hands on."""
+    return {"pairs": pairs}
+
+
 def step_size(given: TrainingArguments, config: OPASDConfig, pairs: PromptPairs) -> str:
     """Return what a step has: problems, rollouts, and tokens at most; `given` are the caller's arguments.
 

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from opasd.config import OPASDConfig
 from opasd.errors import ConfigError, OpasdError, Stopped
 from opasd.files import full_disk_errors, replace_folder, sync
 from opasd.model.teacher import Teacher
@@ -23,7 +22,7 @@ from opasd.run.checkpoints import check_checkpoint, newest_checkpoint, set_aside
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
-from opasd.trainer.base import BaseTrainer
+from opasd.trainer.finite import FiniteTrainer
 from opasd.trainer.setup import RunData
 
 LEFT_BEHIND = (".checkpoint", ".final")
@@ -31,14 +30,11 @@ LEFT_BEHIND = (".checkpoint", ".final")
 _TEACHER = "teacher.safetensors"
 
 
-class ResumableTrainer(BaseTrainer):
+class ResumableTrainer(FiniteTrainer):
     """Save a checkpoint by one rename, resume from a whole checkpoint, and rewind the records to it."""
 
-    config: OPASDConfig
     data: RunData
-    student: nn.Module
     teacher: Teacher
-    folder: Path
     metrics_file: Records
     samples_file: Records
     stopped: bool

@@ -39,7 +39,7 @@ from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
 from opasd.model.objective import loss_arguments
 from opasd.model.scoring import Layout, Scorer, choose_layout
-from opasd.model.sharding import gathered, local
+from opasd.model.sharding import gathered
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
 from opasd.prompts.contexts import PromptPair
@@ -51,7 +51,7 @@ from opasd.rollout.factory import make_engine
 from opasd.run.records import Records
 from opasd.trainer import setup
 from opasd.trainer.arguments import OPASDArguments
-from opasd.trainer.batches import step_size, without_repeats
+from opasd.trainer.batches import collate, step_size, without_repeats
 from opasd.trainer.callbacks import Progress, StepCallback
 from opasd.trainer.described import described_run, only_python
 from opasd.trainer.memory import Attempts
@@ -92,8 +92,6 @@ class OPASDTrainer(ResumableTrainer):
         **kwargs: Further arguments of transformers' Trainer, such as `optimizers`.
     """
 
-    step_spoiled = False
-    """Whether NaN appeared in the current step, so that its update is dropped."""
     stop_requested = False
     """Set by a signal handler: the run saves a checkpoint after the current step and ends."""
     stopped = False
@@ -126,21 +124,14 @@ class OPASDTrainer(ResumableTrainer):
         self.student, tokenizer = setup.prepare_model(model, processing_class, peft_config)
         self.lora_layers = lora.speed_up(self.student)
         setup.use_liger(self.student, args)
-        self.builder = PromptBuilder(tokenizer, self.config.prompts)
         self.columns = columns
-        self.data = setup.prepare_data(
-            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, columns,
-            show_progress=args.process_index == 0,
-        )  # fmt: skip
-        self.step_size = step_size(given, self.config, self.data.pairs)
-        """What a step has, in words."""
-        setup.check_contexts(self.student, tokenizer, self.data.pairs, self.config.rollout.max_new_tokens)
+        self._set_up_data(train_dataset, eval_dataset, tokenizer, given, on_bad_row)
         has_validation = bool(self.data.validation_sets)
         setup.settle_arguments(args, self.config, self.student, has_validation=has_validation)
         super().__init__(
             model=self.student,
             args=args,
-            data_collator=_collate,
+            data_collator=collate,
             train_dataset=self.data.pairs,  # pyright: ignore[reportArgumentType] (it has a length and items)
             eval_dataset=self.data.pairs[:1] if has_validation else None,  # pyright: ignore[reportArgumentType]
             processing_class=tokenizer,
@@ -152,23 +143,11 @@ class OPASDTrainer(ResumableTrainer):
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
         self.add_callback(Progress())
-        self.folder = Path(str(args.output_dir))
-        self.metrics_file = Records(self.folder / "metrics.jsonl")
-        self.samples_file = Records(self.folder / "samples.jsonl")
-        self.step_metrics = StepMetrics(
-            self.student,
-            checkpointing=args.gradient_checkpointing,
-            grader=rollout_grader(grader or self.config.grader),
-            leak=leak_pattern(self.config.prompts),
-        )
+        self._set_up_records(grader)
         self.only_python: list[str] | None = None
         """For a run made in Python: what it has that no configuration can say."""
         if run_config is None:  # else a command has said its warnings
-            for warning in self.config.objective.warnings():
-                _log.warning("%s", warning)
-            if grader is not None:
-                self.config = self.config.model_copy(update={"grader": path_of(grader)})
-            run_config = described_run(self.student, given, self.config, self.data, self.folder)
+            run_config = self._describe(given, grader)
             self.only_python = only_python(
                 self.student, self.data, loss_terms=loss_terms, engine=engine, callbacks=callbacks or [],
                 arguments=kwargs,
@@ -176,6 +155,44 @@ class OPASDTrainer(ResumableTrainer):
         self.run_config = run_config
         """The run's whole configuration, which its folder and its card hold."""
         self._set_up_roles(engine, tokenizer)
+
+    def _set_up_data(
+        self,
+        train_dataset: Problems,
+        eval_dataset: Problems | Mapping[str, Problems] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        args: TrainingArguments,
+        on_bad_row: StopOrSkip,
+    ) -> None:
+        """Make every problem's contexts, and check that they fit the model with a rollout."""
+        self.builder = PromptBuilder(tokenizer, self.config.prompts)
+        self.data = setup.prepare_data(
+            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, self.columns,
+            show_progress=args.process_index == 0,
+        )  # fmt: skip
+        self.step_size = step_size(args, self.config, self.data.pairs)
+        """What a step has, in words."""
+        setup.check_contexts(self.student, tokenizer, self.data.pairs, self.config.rollout.max_new_tokens)
+
+    def _set_up_records(self, grader: GradeFunction | None) -> None:
+        """Name the run's files, and prepare what is measured for them."""
+        self.folder = Path(str(self.args.output_dir))
+        self.metrics_file = Records(self.folder / "metrics.jsonl")
+        self.samples_file = Records(self.folder / "samples.jsonl")
+        self.step_metrics = StepMetrics(
+            self.student,
+            checkpointing=self.args.gradient_checkpointing,
+            grader=rollout_grader(grader or self.config.grader),
+            leak=leak_pattern(self.config.prompts),
+        )
+
+    def _describe(self, args: TrainingArguments, grader: GradeFunction | None) -> RunConfig:
+        """Warn about the settings, and return the configuration that says the same as the objects given."""
+        for warning in self.config.objective.warnings():
+            _log.warning("%s", warning)
+        if grader is not None:
+            self.config = self.config.model_copy(update={"grader": path_of(grader)})
+        return described_run(self.student, args, self.config, self.data, self.folder)
 
     def _set_up_roles(self, engine: Sampler | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """Make the teacher, the engine that samples from the student, and the check that both sample alike."""
@@ -307,46 +324,6 @@ class OPASDTrainer(ResumableTrainer):
         assert isinstance(self.model_wrapped, nn.Module)
         self._scorer(self.model_wrapped)
 
-    def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
-        """Keep the offending rollouts; then stop, or drop the step: a loss of 0 that reaches every trained weight."""
-        rows = [
-            {
-                "step": self.state.global_step + 1,
-                "id": rollout.id,
-                "problem": rollout.pair.problem.question,
-                "completion_ids": rollout.completion_ids,
-            }
-            for rollout in rollouts
-        ]
-        Records(self.folder / "non_finite.jsonl").append(*rows)
-        if self.config.on_non_finite == "stop":
-            raise NonFiniteError(f"{message}; its rollouts are in {self.folder}/non_finite.jsonl")
-        self.step_spoiled = True
-        return torch.stack([p.sum() * 0 for p in self.student.parameters() if p.requires_grad]).sum().nan_to_num(0)
-
-    def drop_spoiled_gradients(self) -> None:
-        """Before the optimizer: a step with NaN in it changes no weight and is only counted."""
-        finite = True  # float16's loss scaler looks for overflow itself, and skips such a step
-        if self.accelerator.scaler is None:
-            gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
-            finite = all(torch.stack([local(gradient).isfinite().all() for gradient in gradients]).tolist())
-        if self.total(self.step_spoiled or not finite) == 0:
-            return
-        if self.config.on_non_finite == "stop":
-            raise NonFiniteError(
-                f"NaN or infinity in the gradient of step {self.state.global_step + 1}; lower the learning rate, or "
-                "set on_non_finite: skip to leave such steps out"
-            )
-        self.step_spoiled = True
-        for parameter in self.student.parameters():
-            parameter.grad = None
-
-    def largest(self, value: int) -> int:
-        """Return the largest of the processes' numbers."""
-        values = self.accelerator.gather(torch.tensor([value], device=self.args.device))
-        assert isinstance(values, Tensor)
-        return int(values.max())
-
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -394,7 +371,3 @@ class OPASDTrainer(ResumableTrainer):
     def close(self) -> None:
         """Release what the rollout engine holds beside the model; no rollouts after this."""
         self.engine.close()
-
-
-def _collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
-    return {"pairs": pairs}
