@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opasd.config import ModelConfig, RolloutConfig
     from opasd.evaluation.loop import Evaluation
     from opasd.evaluation.targets import Target
+    from opasd.progress import SampleProgress
     from opasd.recipes.evaluate import EvaluateConfig
 
 TEXTS_AT_ONCE = 16
@@ -47,20 +48,12 @@ def run(args: list[str]) -> int:
         return _list(as_json=options.json)
     if options.power:
         return power(options)
-    if options.url:
-        options.server = [*getattr(options, "server", []), *options.url]
-    if not options.targets and getattr(options, "engine", None) == "openai" and options.model:
-        options.targets = [options.model]
-    if not options.targets and options.model:
-        options.targets = ["base"]
-    if not options.targets:
-        raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
+    _settle(options)
     config = read_flags(options, EvaluateConfig)
     evaluation = _evaluation(options, config)
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
-    from opasd.evaluation.chat import NOT_GUARANTEED, ChatBase
-    from opasd.evaluation.contamination import contamination_notes
+    from opasd.evaluation.chat import ChatBase
     from opasd.evaluation.loop import Base, evaluate
     from opasd.evaluation.results import notes, table
     from opasd.files import full_disk_errors
@@ -77,11 +70,7 @@ def run(args: list[str]) -> int:
     def open_base(model: "ModelConfig") -> Base | ChatBase:
         return ChatBase(model, rollout) if texts else Base(model, rollout)
 
-    if texts:
-        progress.say("not guaranteed with this engine: " + "; ".join(NOT_GUARANTEED))
-    models = [target.model.name_or_path for target in evaluation.targets]
-    for note in contamination_notes(models, [loaded.entry for loaded in evaluation.benchmarks], options.cutoff):
-        progress.say(note)
+    _announce(evaluation, options.cutoff, progress)
     folders.make(path)
     with hold(path, "evaluation"):
         settings = folders.enter(path, requested)
@@ -105,6 +94,30 @@ def run(args: list[str]) -> int:
         lines = [*notes(results, these=these), str(path / folders.RESULTS)]
         sys.stdout.write(f"{table(results, these=these)}\n" + "".join(f"{line}\n" for line in lines))
     return 0
+
+
+def _settle(options: argparse.Namespace) -> None:
+    """Put what another flag says into --server and the targets; refuse a command that names no target."""
+    if options.url:
+        options.server = [*getattr(options, "server", []), *options.url]
+    if not options.targets and getattr(options, "engine", None) == "openai" and options.model:
+        options.targets = [options.model]
+    if not options.targets and options.model:
+        options.targets = ["base"]
+    if not options.targets:
+        raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
+
+
+def _announce(evaluation: "Evaluation", cutoff: str | None, progress: "SampleProgress") -> None:
+    """Say what this engine does not guarantee, and which benchmarks the models may have seen."""
+    from opasd.evaluation.chat import NOT_GUARANTEED
+    from opasd.evaluation.contamination import contamination_notes
+
+    if ENGINES[evaluation.engine].texts:
+        progress.say("not guaranteed with this engine: " + "; ".join(NOT_GUARANTEED))
+    models = [target.model.name_or_path for target in evaluation.targets]
+    for note in contamination_notes(models, [loaded.entry for loaded in evaluation.benchmarks], cutoff):
+        progress.say(note)
 
 
 def _judged(judge: str, path: Path, rollout: "RolloutConfig", settings: dict[str, Any]) -> dict[str, Any]:
@@ -241,8 +254,7 @@ def _served_targets(options: argparse.Namespace) -> "list[Target]":
 
     if options.revision or options.dtype:
         raise ConfigError("--revision and --dtype are the server's with --engine openai; leave them out")
-    names = options.targets if options.targets != [options.model] else [options.model]
-    return [Target(name, ModelConfig(name_or_path=name)) for name in dict.fromkeys(names)]
+    return [Target(name, ModelConfig(name_or_path=name)) for name in dict.fromkeys(options.targets)]
 
 
 def _targets(options: argparse.Namespace) -> "list[Target]":
