@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file
@@ -19,7 +20,11 @@ from tests.training import PROBLEMS, make_trainer, rows
 
 LONGER = {"rollout": {"max_new_tokens": 30, "temperature": 1.0, "top_k": 0, "top_p": 1.0}, "tokens_per_microbatch": 400}
 CASES = {
-    "adapters, a process without a problem": {"train_dataset": PROBLEMS[:5]},
+    "adapters, a process without a problem": {
+        "train_dataset": PROBLEMS[:5],
+        "optim": "adamw_torch",  # whose state a checkpoint holds
+        "learning_rate": 1e-2,
+    },
     "all weights, frozen teacher": {"lora": False},
     "all weights, moving average, tokens alone": {
         "lora": False,
@@ -41,16 +46,20 @@ os._exit(0)  # gloo's threads may abort an interpreter that takes its time to en
 """
 
 
-def train(folder, case, world, **arguments):
+def train(folder, case, world, *, resume=False):
     """Train a case for three steps of four problems; each step moves the weights far enough to be seen."""
     method = LONGER | case.get("method", {}) | {"validation": {"every": 2 if "eval_dataset" in case else 0}}
     sharded = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]}}
+    settings = {"optim": "sgd", "learning_rate": 1.0} | case | {"method": method}
     trainer = make_trainer(
-        folder, **case | {"method": method}, **(sharded if world > 1 else {}), max_steps=3, save_steps=2, optim="sgd",
-        learning_rate=1.0, max_grad_norm=0.0, per_device_train_batch_size=2, gradient_accumulation_steps=2 // world,
-        **arguments,
+        folder, **settings, **(sharded if world > 1 else {}), max_steps=3, save_steps=2, max_grad_norm=0.0,
+        per_device_train_batch_size=2, gradient_accumulation_steps=2 // world,
     )  # fmt: skip
-    trainer.train()
+    if resume and trainer.is_world_process_zero():
+        for name in ("checkpoint-3", "final"):
+            shutil.rmtree(folder / name)
+    trainer.accelerator.wait_for_everyone()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -83,6 +92,11 @@ def train_all(folder, world):
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.is_world_process_zero():
             torch.save(weights, folder / name / "weights.pt")
+        if world > 1 and case.get("lora", True) and "train_dataset" in case:
+            again = train(folder / name, case, world, resume=True)
+            resumed = again.accelerator.get_state_dict(again.model_wrapped)
+            assert all(torch.equal(resumed[key], weight) for key, weight in weights.items())
+            assert [row["step"] for row in rows(folder / name)] == [1, 2, 3]
     return trainer
 
 
@@ -150,3 +164,10 @@ def test_sharding_that_would_not_end_is_refused(plugin, stage, message):
     trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, is_deepspeed_enabled=stage)
     with pytest.raises(ConfigError, match=message):
         check_sharding(trainer)
+
+
+def test_the_example_of_a_configuration_asks_for_version_2():
+    path = processes.ROOT / "examples" / "clusters" / "fsdp2.yaml"
+    settings = ClusterConfig.from_yaml_file(path)
+    assert settings.distributed_type == DistributedType.FSDP
+    assert settings.fsdp_config["fsdp_version"] == 2
