@@ -69,6 +69,14 @@ def compare_rows(
             grad_LW = (slope_LW - probability_LW * total) * slope
             _store_gradient(STUDENT, grad_LW, student_LW, index_LW, vocabulary, student_gain, CAPS & 1)
 
+    sums = (divergence_L, loss_L, clipped_L, entropy_L, inner_L)
+    _store_readings(READINGS, row, sums, vocabulary, threshold, CLIP)
+
+
+@triton.jit
+def _store_readings(READINGS, row, sums, vocabulary, threshold, CLIP: tl.constexpr):
+    """A row's loss, divergence, clipped part, entropy in nats, and whether clipping turned its gradient."""
+    divergence_L, loss_L, clipped_L, entropy_L, inner_L = sums
     divergence = tl.sum(divergence_L, 0)
     loss = divergence
     clipped = 0.0
