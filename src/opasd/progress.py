@@ -91,6 +91,10 @@ class SampleProgress(StatusLine):
         if done:
             self.say(f"{done} of {total} samples are there already")
 
+    def skip(self, samples: int) -> None:
+        """Count samples that need not be drawn."""
+        self._done += samples
+
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         """Count a group that took `seconds`; `label` says what was sampled."""
         self._done += samples

@@ -38,11 +38,15 @@ class Quiet(SampleProgress):
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.skipped = 0
         self.started: tuple[int, int] = (0, 0)
         self.groups: list[tuple[str, int, int]] = []
 
     def begin(self, total: int, done: int) -> None:
         self.started = (total, done)
+
+    def skip(self, samples: int) -> None:
+        self.skipped += samples
 
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         assert seconds > 0

@@ -56,12 +56,14 @@ def run(args: list[str]) -> int:
     from opasd.evaluation.chat import ChatBase
     from opasd.evaluation.loop import Base, evaluate
     from opasd.evaluation.results import notes, table
+    from opasd.evaluation.reuse import check_folders
     from opasd.files import full_disk_errors
     from opasd.progress import SampleProgress
     from opasd.run.locks import hold
 
     requested = evaluation.settings()
     path = options.output or Path("evaluations") / folders.default_name(requested)
+    check_folders(options.reuse, path)
     servers = ServersConfig(urls=config.server)
     rollout = RolloutConfig(engine=evaluation.engine, max_batch=evaluation.group, servers=servers)
     progress = SampleProgress()
@@ -169,6 +171,11 @@ def parser() -> Parser:
     command.add_argument(
         "--output", metavar="DIR", type=Path, help="Folder of the results. Unset: evaluations/…, by the settings."
     )
+    command.add_argument(
+        "--reuse", metavar="DIR", type=Path, action="append", default=[],
+        help="An evaluation's folder, or one of such folders: samples of the same model, prompts, sampling, seeds, "
+        "engine and batch are taken over from there, not drawn again. May be repeated.",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
     command.add_argument(
         "--cutoff", metavar="DATE",
@@ -244,7 +251,9 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
         if len(config.server) != 1 or profile.budgets:
             raise ConfigError(f"--engine {engine} takes one --url, and no --budgets: texts cannot be cut at tokens")
         server, group = config.server[0], config.max_batch or TEXTS_AT_ONCE
-    return Evaluation(targets, benchmarks, profile, engine, group, template_options, grader, reading, server)
+    return Evaluation(
+        targets, benchmarks, profile, engine, group, template_options, grader, reading, server, options.reuse
+    )
 
 
 def _served_targets(options: argparse.Namespace) -> "list[Target]":

@@ -70,7 +70,7 @@ def run(args: list[str]) -> int:
     sweep = load_sweep(options.what, changes)
     folder = options.output or Path("sweeps") / sweep.name
     processes = max(1, options.gpus_per_run)
-    every_job = [Job(divided(run, processes), folder, processes) for run in sweep.runs]
+    every_job = [Job(divided(run, processes), folder, processes, options.reuse) for run in sweep.runs]
     jobs = _chosen(every_job, options.only)
     _check_evaluations(jobs)
     if options.print_commands:

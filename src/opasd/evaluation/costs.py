@@ -25,13 +25,17 @@ class Costs:
         self._rows, self._gpus = JsonLines(path), gpus
         self.call = 1 + max((row["call"] for row in self._rows if isinstance(row.get("call"), int)), default=0)
         self._wall, self._cpu = time.monotonic(), _cpu_seconds()
+        self._started = False
 
     def start(self) -> None:
         """Write where this call runs; a call that draws nothing writes nothing."""
+        self._started = True
         self._rows.append({"call": self.call, "environment": environment()})
 
     def add(self, samples: int, tokens: int, seconds: float) -> None:
         """Write what a group took: `seconds` for its tokens, and wall clock and processor since the last group."""
+        if not self._started:
+            self.start()
         wall, cpu = time.monotonic(), _cpu_seconds()
         gpu = None if self._gpus is None else self._gpus * seconds
         values = (samples, tokens, seconds, wall - self._wall, cpu - self._cpu, gpu)

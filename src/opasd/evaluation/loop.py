@@ -8,8 +8,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from opasd.choices import ENGINES, Engine
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
-from opasd.evaluation import regrading
+from opasd.evaluation import regrading, reuse
 from opasd.evaluation.answers import model_marks, readable, thinking_prefix
 from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.chat import NOT_GUARANTEED, ChatBase, ChatExam
@@ -56,6 +56,8 @@ class Base:
             )
         self.context = rollout.max_model_len or context(config)
         """The most tokens of a prompt with its completion."""
+        self.commit: str | None = getattr(config, "_commit_hash", None)
+        """That of a hub's model."""
 
     def engine(self, longest: int, adapters: Sequence[Path]) -> AdapterEngine:
         """Return the engine, for sequences of up to `longest` tokens and for these adapters."""
@@ -83,6 +85,8 @@ class Evaluation:
     """How answers are found in completions; the marks are those that were given beside each model's own."""
     server: str = ""
     """Address of a server whose model is known by name alone."""
+    reuse: Sequence[Path] = ()
+    """Folders of evaluations whose samples are taken over where the same was asked."""
 
     def settings(self) -> dict[str, Any]:
         """Return the contents of settings.json."""
@@ -124,8 +128,6 @@ def evaluate(
     progress.begin(len(keys), len(keys) - missing.total())
     tokens, seconds = 0, 0.0
     costs = Costs(path / folders.CALLS, None if ENGINES[evaluation.engine].servers else torch.cuda.device_count())
-    if missing.total():
-        costs.start()
     with pool.Grader(seconds=seconds_of(evaluation.grader), function=evaluation.grader) as grader:
         for model, targets in _by_base_model(evaluation.targets):
             if any(missing[target.name] for target in targets):
@@ -142,6 +144,11 @@ def evaluate(
         results["not_guaranteed"] = list(NOT_GUARANTEED)
     results["environment"] = environment()
     results["calls"] = costs.calls()
+    if evaluation.reuse or "reused" in results:
+        taken = results.get("reused", {})
+        sources = ", ".join(f"{count} from {source}" for source, count in taken.items())
+        nothing = "no folder has this model asked with these prompts, sampling, seeds, engine and batch"
+        progress.say(f"reused: {sum(taken.values())} samples of {len(samples.keys)} ({sources or nothing})")
     folders.write_results(path, results)
     return results
 
@@ -177,19 +184,40 @@ def _draw(
         progress.say(f"{targets[0].model.name_or_path} has no chat template: problems are asked as plain text")
     exams = [Exam(evaluation, benchmark, base, progress) for benchmark in evaluation.benchmarks]
     adapters = [target.adapter for target in targets if target.adapter]
-    with closing(base.engine(max(exam.longest for exam in exams), adapters)) as engine:
+    shelf = reuse.Shelf([*evaluation.reuse, samples.path.parent])
+    base_digest = reuse.base_digest(base.model, base.commit, base.rollout)
+    with ExitStack() as stack:
+        engine: AdapterEngine | None = None
         for target in targets:
-            engine.use_adapter(target.adapter)
-            for exam in exams:
-                for keys in evaluation.groups(target, exam.benchmark):
-                    if new := sum(key not in samples.keys for key in keys):
-                        start = time.perf_counter()
-                        completions = exam.sample(keys, engine)
-                        seconds = time.perf_counter() - start
-                        tokens = sum(len(completion.ids) for completion in completions)
-                        samples.append(exam.grade(keys, completions, grader))
-                        progress.advance(f"{exam.benchmark.name} {target.name}", new, tokens, seconds)
-                        yield new, tokens, seconds
+            model, loaded = reuse.model_digest(base_digest, target.adapter), False
+            for exam, keys, missing in _unfinished(evaluation, target, exams, samples):
+                asked = exam.asked(keys, model)
+                if taken := shelf.take(asked, missing):
+                    samples.append(exam.grade_again(missing, taken, grader))
+                    progress.skip(len(missing))
+                    continue
+                if engine is None:
+                    engine = stack.enter_context(closing(base.engine(max(e.longest for e in exams), adapters)))
+                if not loaded:
+                    engine.use_adapter(target.adapter)
+                    loaded = True
+                start = time.perf_counter()
+                completions = exam.sample(keys, engine)
+                seconds = time.perf_counter() - start
+                tokens = sum(len(completion.ids) for completion in completions)
+                samples.append([replace(new, asked=asked) for new in exam.grade(keys, completions, grader)])
+                progress.advance(f"{exam.benchmark.name} {target.name}", len(missing), tokens, seconds)
+                yield len(missing), tokens, seconds
+
+
+def _unfinished(
+    evaluation: Evaluation, target: Target, exams: Sequence["Exam"], samples: SampleFile
+) -> Iterator[tuple["Exam", list[SampleKey], list[SampleKey]]]:
+    """Yield the target's groups that are not whole, with the keys that they lack."""
+    for exam in exams:
+        for keys in evaluation.groups(target, exam.benchmark):
+            if missing := [key for key in keys if key not in samples.keys]:
+                yield exam, keys, missing
 
 
 def _draw_texts(
@@ -260,6 +288,19 @@ class Exam:
         """Return a completion for each key."""
         return engine.generate([self.prompts[key.problem] for key in keys], self.sampling, list(map(self._seed, keys)))
 
+    def asked(self, keys: Sequence[SampleKey], model: str) -> str:
+        """Return the digest of the call that samples the keys from the model with this digest."""
+        prompts = [self.prompts[key.problem] for key in keys]
+        return reuse.question(model, prompts, self.sampling, list(map(self._seed, keys)))
+
+    def grade_again(self, keys: Sequence[SampleKey], taken: Sequence[Sample], grader: pool.Grader) -> list[Sample]:
+        """Return samples of other folders or targets under these keys, with verdicts of their own."""
+        completions = [Completion(tuple(sample.ids), sample.finish_reason) for sample in taken]
+        return [
+            replace(new, asked=old.asked, source=old.source)
+            for new, old in zip(self.grade(keys, completions, grader), taken, strict=True)
+        ]
+
     def grade(self, keys: Sequence[SampleKey], completions: Sequence[Completion], grader: pool.Grader) -> list[Sample]:
         """Return the samples of a group with their verdicts, also when cut at each budget that they exceed."""
         problems = {problem.id: problem for problem in self.benchmark.problems}
@@ -319,11 +360,11 @@ def results_of(
     `ordered` has the ids of a benchmark's problems in their order.
     """
     targets, benchmarks = settings["targets"], settings["benchmarks"]
-    graded = {
-        sample.key: {budget: sample.at_budget(budget) for budget in profile.cuts}
-        for sample in samples
-        if sample.target in targets and sample.benchmark in benchmarks
-    }
+    graded, reused = {}, Counter[str]()
+    for sample in samples:
+        if sample.target in targets and sample.benchmark in benchmarks:
+            graded[sample.key] = {budget: sample.at_budget(budget) for budget in profile.cuts}
+            reused.update([sample.source] if sample.source else [])
     problems: dict[str, dict[str, None]] = {name: {} for name in benchmarks}
     for key in graded:
         problems[key.benchmark][key.problem] = None
@@ -336,5 +377,6 @@ def results_of(
         "settings": {name: value for name, value in settings.items() if name not in GROWING},
         "targets": targets,
         "benchmarks": benchmarks,
+        **({"reused": dict(reused)} if reused else {}),
         **build(gather(graded, whole, list(targets), profile.samples)),
     }

@@ -16,7 +16,7 @@ from opasd.grading.verdict import VERDICTS, Verdict
 
 _CUT = {"verdict", "answer"}
 """What the verdict on a cut sample has at least."""
-_LEFT_OUT = {"opened": "", "marks": (), "tokens": None}
+_LEFT_OUT = {"opened": "", "marks": (), "tokens": None, "asked": "", "source": ""}
 """Fields that a line leaves out if they say nothing."""
 
 
@@ -61,6 +61,10 @@ class Sample:
     """Marks of reasoning, opening and closing, that are not among the known ones."""
     tokens: int | None = None
     """How many tokens a server counted, where it gave no ids."""
+    asked: str = ""
+    """What the engine was asked: see `opasd.evaluation.reuse`."""
+    source: str = ""
+    """FOLDER#TARGET that it was taken over from, if it was not drawn here."""
 
     @property
     def key(self) -> SampleKey:
@@ -82,7 +86,7 @@ class SampleFile:
     """The file, and the keys of its samples."""
 
     def __init__(self, path: Path) -> None:
-        self._rows = JsonLines(path)
+        self.path, self._rows = path, JsonLines(path)
         self.keys = {sample.key for sample in self}
         if len(self.keys) < sum(1 for _ in self._lines()):
             self.replace(self)
@@ -101,7 +105,7 @@ class SampleFile:
         """Yield every whole sample once."""
         seen: set[SampleKey] = set()
         for line in self._lines():
-            sample = _parse(line)
+            sample = parse_line(line)
             if sample is not None and sample.key not in seen:
                 seen.add(sample.key)
                 yield sample
@@ -112,7 +116,7 @@ class SampleFile:
                 yield from file
 
 
-def _parse(line: bytes) -> Sample | None:
+def parse_line(line: bytes) -> Sample | None:
     """Return the sample in a line, or None if the line is cut, damaged or holds something else."""
     try:
         sample = Sample(**json.loads(line))

@@ -24,6 +24,9 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _WEIGHTS = (".safetensors", ".bin")
 _TOKENIZER = (".json", ".jinja", ".model", ".txt")
 _DESCRIPTIONS = ("config.json", "adapter_config.json")
+MODEL_FILES = (*_WEIGHTS, *_TOKENIZER, ".py")
+ADAPTER_FILES = (*_WEIGHTS, "adapter_config.json")
+"""How the names of the files end that decide what a model or an adapter says."""
 _EDGE = 1 << 20
 """Bytes at each end of a file that a fingerprint reads; they are enough to tell two trainings apart."""
 

@@ -7,6 +7,7 @@ state/NAME.json     how each ended: after a mistake (exit code 2) the same setti
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +32,9 @@ TRUST = "model.trust_remote_code"
 class Job:
     """One run in a sweep's folder."""
 
-    def __init__(self, run: SweepRun, folder: Path, processes: int = 1) -> None:
-        self.run = run
+    def __init__(self, run: SweepRun, folder: Path, processes: int = 1, sources: Sequence[Path] = ()) -> None:
+        """`sources` are other sweeps' folders whose samples may be taken over."""
+        self.run, self.sources = run, sources
         self.folder = folder
         self.processes = processes
         self.path = folder / run.name
@@ -82,7 +84,9 @@ class Job:
             flags = run.evaluate.flags() if run.evaluate else []
             options = run.config.prompts.template_options.items()
             flags += [f"--template-option={template_option(name, value)}" for name, value in options]
-            return ["evaluate", *target, *flags, "--output", str(self.evaluation)]
+            # What another run of the sweep has asked of the same model is not asked again.
+            reuse = [word for folder in (self.folder, *self.sources) for word in ("--reuse", str(folder))]
+            return ["evaluate", *target, *flags, *reuse, "--output", str(self.evaluation)]
         source = [run.recipe, *to_flags(run.settings), "--name", run.name, "--output-dir", str(self.folder)]
         launch = ["--num-processes", str(self.processes)] if self.processes > 1 else []
         return ["train", *(["--resume", path, *self._named_code()] if resume else source), *launch]
