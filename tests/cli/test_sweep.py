@@ -129,7 +129,7 @@ def test_one_run_alone_as_a_task_of_a_cluster(three: CommandLine) -> None:
 
 
 def test_planning_imports_nothing_heavy(three: CommandLine) -> None:
-    words = [["sweep", "three.yaml", how] for how in ("--dry-run", "--print-commands", "--slurm")]
+    words = [["sweep", "three.yaml", how] for how in ("--dry-run", "--print-commands", "--slurm", "--power")]
     done = run([sys.executable, "-c", LIGHT.format(words=words, heavy=HEAVY | {"tyro"})], cwd=three.folder)
     assert done.returncode == 0, done.stderr
     assert not (three.folder / "sweeps").exists()
@@ -206,6 +206,27 @@ def test_commands_and_scripts_can_be_of_some_runs(
     assert "--array=0-1\n" in script
     assert script.count("--only") == 1
     assert NAMES[0] not in script
+
+
+def test_power_before_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "three.yaml").write_text(SWEEP)
+    (tmp_path / "own.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n' * 4)
+    monkeypatch.chdir(tmp_path)
+    plan = ["sweep", "three.yaml", "--power", "--seeds", "1,2,3", "--evaluate.samples", "4"]
+    assert cli.main([*plan, "--evaluate.benchmarks", "aime24,math500", "--evaluate.problems", "60"]) == 0
+    first, second = capfd.readouterr().out.splitlines()
+    # Var = (D + 2 W / 12) / 80, t of 79 degrees of freedom is 1.990 and z is 0.842; 80 = 4 / (1/30 + 1/60).
+    points = 100 * (1.990 + 0.842) * ((2 * 0.1 * 0.6 * 0.24 + 2 * 0.4 * 0.24 / 12) / 80) ** 0.5
+    assert "aime24 30, math500 60 problems × 4 samples × 3 seeds" in first
+    assert f"a difference of {points:.1f} points" in first
+    assert second.startswith("assumed: Avg 0.4, correlation 0.6, agreement 0.9 ")
+    assert cli.main([*plan, "--evaluate.benchmarks", "own.jsonl"]) == 0
+    assert "own 4 problems × 4 samples × 3 seeds" in capfd.readouterr().out
+    assert cli.main([*plan, "--no-evaluation"]) == 2
+    assert "--power: nothing is evaluated; add evaluate:" in capfd.readouterr().err
+    assert not (tmp_path / "sweeps").exists()
 
 
 @pytest.mark.parametrize("name", ["logs", "state"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from opasd.errors import ConfigError
-from opasd.evaluation.power import Spread, assumed, measured, measured_spreads, power_rows
+from opasd.evaluation.power import Spread, assumed, averaged_problems, measured, measured_spreads, power_rows
 from opasd.evaluation.statistics import mean_limits, share_limits
 
 
@@ -62,3 +62,12 @@ def test_the_number_of_problems_is_the_smallest_that_is_enough():
         assert found == 2 or reached(found - 1) > wanted
     assert spread.problems_for(1e-6, 12, None) is None
     assert len(power_rows(spread, [30, 100], [4, 12], 0.8)) == 4
+
+
+def test_an_average_over_benchmarks_is_as_exact_as_said():
+    """Each benchmark weighs the same, whatever its size."""
+    assert averaged_problems([30, 30, 30, 30]) == 120
+    generator = np.random.default_rng(3)
+    sizes = [10, 40, 200]
+    means = [generator.random((4000, size)).mean(axis=1) for size in sizes]
+    assert np.mean(means, axis=0).var() == pytest.approx(1 / 12 / averaged_problems(sizes), rel=0.1)

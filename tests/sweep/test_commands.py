@@ -48,6 +48,11 @@ def test_a_base_is_evaluated_by_its_name_its_revision_and_its_precision() -> Non
     assert evaluate[1:8] == ["base", "--model", "Qwen/Qwen3-1.7B", "--revision", "abc", "--dtype", "bfloat16"]
 
 
+def test_evaluations_of_a_sweep_share_samples_with_each_other_and_with_other_sweeps() -> None:
+    evaluate = Job(load_sweep(["lab-base"]).runs[0], Path("out"), sources=[Path("other")]).command("evaluate")
+    assert evaluate[-4:] == ["--reuse", "out", "--reuse", "other"]
+
+
 def test_commands_and_scripts_are_quoted(tmp_path: Path) -> None:
     folder = tmp_path / "it's a $(touch owned) folder"
     quoted_sweep = sweep("recipe: lab\ngrid: {prompts.system: [\"$(touch owned); `x` 'y'\", plain]}")

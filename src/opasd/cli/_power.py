@@ -1,12 +1,24 @@
-"""`opasd evaluate --power`: how many problems and samples a width or a difference needs."""
+"""`opasd evaluate --power`: how many problems and samples a width or a difference needs.
+
+`opasd sweep WHAT --power`: which difference its evaluations can find.
+"""
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opasd.errors import ConfigError
 
+if TYPE_CHECKING:
+    from opasd.recipes.evaluate import EvaluateConfig
+    from opasd.sweep.spec import SweepRun
+
 SIZES, SAMPLES = (30, 60, 120, 250, 500, 1000), (1, 4, 12, 32)
+ACCURACY, CORRELATION, AGREEMENT, CERTAINTY = 0.4, 0.6, 0.9, 0.8
+"""What is assumed unless it is given."""
 
 
 def add_power_flags(parser: argparse.ArgumentParser) -> None:
@@ -14,14 +26,18 @@ def add_power_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("power: before anything is drawn")
     group.add_argument("--power", action="store_true", help="Say how many problems a claim needs, and stop.")
     group.add_argument("--from", dest="measured", metavar="DIR", type=Path, help="An evaluation whose spread counts.")
-    group.add_argument("--accuracy", type=float, default=0.4, metavar="X", help="Expected Avg; 0.4.")
+    group.add_argument("--accuracy", type=float, default=ACCURACY, metavar="X", help="Expected Avg; 0.4.")
     group.add_argument(
-        "--correlation", type=float, default=0.6, metavar="X", help="Of two samples of one problem; 0.6, as on AIME."
+        "--correlation",
+        type=float,
+        default=CORRELATION,
+        metavar="X",
+        help="Of two samples of one problem; 0.6, as on AIME.",
     )
-    group.add_argument("--agreement", type=float, default=0.9, metavar="X", help="Of two models' rates; 0.9.")
+    group.add_argument("--agreement", type=float, default=AGREEMENT, metavar="X", help="Of two models' rates; 0.9.")
     group.add_argument("--width", type=float, metavar="POINTS", help="Wanted width of Avg's interval, in points.")
     group.add_argument("--difference", type=float, metavar="POINTS", help="Difference to find, in points.")
-    group.add_argument("--certainty", type=float, default=0.8, metavar="X", help="Chance of finding it; 0.8.")
+    group.add_argument("--certainty", type=float, default=CERTAINTY, metavar="X", help="Chance of finding it; 0.8.")
 
 
 def power(options: argparse.Namespace) -> int:
@@ -62,3 +78,61 @@ def power(options: argparse.Namespace) -> int:
                     count = "more than a million" if needed is None else f"{needed:,}"
                     sys.stdout.write(f"{words} {points:g} points with {n} samples a problem needs {count} problems\n")
     return 0
+
+
+def sweep_power(runs: "Sequence[SweepRun]") -> str:
+    """Return two lines for each way in which runs are evaluated: the difference that can be found, and what is assumed.
+
+    A method's score is the mean over its seeds, so n samples of each of s seeds are n s samples of a problem.
+    """
+    from opasd.evaluation.power import assumed, averaged_problems
+    from opasd.lab import LAB
+    from opasd.rounding import fixed, per_cent
+
+    spread, lines = assumed(ACCURACY, CORRELATION, AGREEMENT), []
+    seeds = Counter(run.group for run in runs)
+    trained = [run for run in runs if not run.evaluate_only] or runs
+    plans: dict[tuple[tuple[tuple[str, int], ...], int, int], None] = {}
+    for run in trained:
+        profile = run.profile()
+        if profile and run.evaluate:
+            sizes = _sizes(run.evaluate, lab=run.model == LAB)
+            plans[tuple(sizes.items()), profile.samples, seeds[run.group]] = None
+    if not plans:
+        raise ConfigError("--power: nothing is evaluated; add evaluate: to the sweep, or leave --no-evaluation out")
+    for sizes, samples, count in plans:
+        smallest = min(size for _, size in sizes)
+        found, alone = (
+            fixed(per_cent(spread.detectable(max(2, number), samples * count, CERTAINTY)), 1)
+            for number in (averaged_problems([size for _, size in sizes]), smallest)
+        )
+        names = ", ".join(f"{name} {size:,}" for name, size in sizes)
+        each = f"; on the {smallest:,} of one benchmark {alone}" if len(sizes) > 1 else ""
+        size = f"{names} problems × {samples} samples × {count} seed{'s' * (count > 1)}"
+        lines.append(
+            f"power: {size}: a difference of {found} points between two methods is found with a chance of "
+            f"{CERTAINTY:g}{each}"
+        )
+        lines.append(
+            f"assumed: Avg {ACCURACY:g}, correlation {CORRELATION:g}, agreement {AGREEMENT:g} (opasd evaluate --power "
+            "takes others); what seeds of training change comes on top"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _sizes(options: "EvaluateConfig", *, lab: bool) -> dict[str, int]:
+    """Return the number of problems of each benchmark; one on the hub has as many as its entry says."""
+    from opasd.evaluation.benchmarks import is_local, load, requested_benchmarks
+
+    sizes = {}
+    for entry in requested_benchmarks(options, lab=lab):
+        known = entry.problems
+        if known is None and is_local(entry, options.data_dir):
+            known = len(load(entry, options.data_dir, options.problems).problems)
+        if known is None and options.problems is None:
+            raise ConfigError(
+                f"--power: {entry.name} does not say how many problems it has; give --evaluate.problems, or add "
+                "problems: to its entry"
+            )
+        sizes[entry.name] = min(n for n in (known, options.problems) if n is not None)
+    return sizes

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from opasd.cli import STOPPED, USER_MISTAKE
 from opasd.cli._flags import whole_number, without_flags
 from opasd.cli._parser import Parser, listed
+from opasd.cli._power import sweep_power
 from opasd.errors import ConfigError, error_prefix
 from opasd.progress import say
 
@@ -37,6 +38,7 @@ examples:
   opasd sweep lab-lambda                       the paper's table of attention
                                                weights, on the embedded model
   opasd sweep lab-lambda --dry-run             what there is to do
+  opasd sweep main --seeds 1,42,123 --power    which difference it can find
   opasd sweep lab lab-opsd --seeds 1,42,123    two recipes, three seeds each
   opasd sweep main --jobs 4 --gpus-per-run 2   four at a time, two GPUs each
   opasd sweep lambda --reuse sweeps/main       λ = 0.5 is there already
@@ -73,6 +75,9 @@ def run(args: list[str]) -> int:
     every_job = [Job(divided(run, processes), folder, processes, options.reuse) for run in sweep.runs]
     jobs = _chosen(every_job, options.only)
     _check_evaluations(jobs)
+    if options.power:
+        sys.stdout.write(sweep_power([job.run for job in jobs]))
+        return 0
     if options.print_commands:
         sys.stdout.write(as_shell(jobs))
         return 0
@@ -256,6 +261,7 @@ def parser() -> Parser:
     )  # fmt: skip
     instead = command.add_argument_group("instead of running").add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="Say what there is to do.")
+    instead.add_argument("--power", action="store_true", help="Say which difference the evaluations can find.")
     instead.add_argument("--table", action="store_true", help="Make the table of the results so far.")
     instead.add_argument("--print-commands", action="store_true", help="Print the commands, one line for each run.")
     instead.add_argument("--slurm", action="store_true", help="Print a Slurm array script; --jobs limits it.")

@@ -106,6 +106,14 @@ def measured_spreads(evaluation: Mapping[str, Any], agreement: float) -> dict[st
     return spreads
 
 
+def averaged_problems(sizes: Sequence[int]) -> int:
+    """Return the problems of one benchmark whose Avg is as exact as the average over benchmarks of these sizes.
+
+    Each benchmark weighs the same, so Var = Σ 1 / P_b over the square of their number.
+    """
+    return max(2, round(len(sizes) ** 2 / sum(1 / size for size in sizes)))
+
+
 def power_rows(
     spread: Spread, sizes: Sequence[int], samples: Sequence[int], power: float
 ) -> list[tuple[int, int, float, float, float]]:

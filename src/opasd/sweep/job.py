@@ -86,7 +86,7 @@ class Job:
             flags += [f"--template-option={template_option(name, value)}" for name, value in options]
             # What another run of the sweep has asked of the same model is not asked again.
             reuse = [word for folder in (self.folder, *self.sources) for word in ("--reuse", str(folder))]
-            return ["evaluate", *target, *flags, *reuse, "--output", str(self.evaluation)]
+            return ["evaluate", *target, *flags, "--output", str(self.evaluation), *reuse]
         source = [run.recipe, *to_flags(run.settings), "--name", run.name, "--output-dir", str(self.folder)]
         launch = ["--num-processes", str(self.processes)] if self.processes > 1 else []
         return ["train", *(["--resume", path, *self._named_code()] if resume else source), *launch]
