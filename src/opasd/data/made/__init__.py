@@ -5,6 +5,7 @@ from typing import get_args
 from opasd.config import DataConfig
 from opasd.data.made import arithmetic, counts, lookup
 from opasd.data.made.arithmetic import Split
+from opasd.data.made.splits import DEFAULT_PROBLEMS
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 
@@ -40,5 +41,5 @@ def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -
 def count_problems(source: str, split: Split, count: int | None) -> int:
     """Return the number of problems that `make_problems` makes."""
     if source in _SEEDED:
-        return count or _SEEDED[source].DEFAULT_PROBLEMS
+        return count or DEFAULT_PROBLEMS
     return min(count or arithmetic.SIZES[split], arithmetic.SIZES[split])

@@ -12,15 +12,14 @@ Statements come in any order; some are about another item or lead nowhere. Level
 distractors. A hash of the sorted statements decides a problem's split, so no problem is in two splits.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, get_args
 
+from opasd.data.made.splits import Split, check_request, split_of
 from opasd.data.problems import Problem
 
-Split = Literal["pretrain", "train", "validation", "test"]
 RuleKind = Literal["minus", "plus", "cap"]
 StepKind = Literal["more", "fewer", "twice", "both"]
 LEVELS = (1, 2, 3, 4)
@@ -29,17 +28,8 @@ NAMES = (
     *("Leo", "Mia", "Ned", "Pam", "Ray", "Sue", "Tom", "Uma", "Val", "Zoe"),
 )
 ITEMS = ("apples", "cards", "coins", "pears", "shells", "stones")
-DEFAULT_PROBLEMS = 4096
-"""Number of problems of a split if the configuration gives none."""
 MAX_COUNT = 30
 """The largest count and intermediate count."""
-
-_SPLIT_SHARES: dict[Split, range] = {
-    "pretrain": range(40),
-    "train": range(40, 80),
-    "validation": range(80, 90),
-    "test": range(90, 100),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +136,7 @@ class Puzzle:
 
     @property
     def split(self) -> Split:
-        share = int.from_bytes(hashlib.sha256(self.key.encode()).digest()[:8], "big") % 100
-        return next(split for split, shares in _SPLIT_SHARES.items() if share in shares)
+        return split_of(self.key)
 
 
 def answer_text(count: int) -> str:
@@ -178,10 +167,7 @@ def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = No
 
     Problem i depends only on (split, seed, level, i), unless it would repeat an earlier one, which is rare.
     """
-    if split not in get_args(Split):
-        raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
-    if level is not None and level not in LEVELS:
-        raise ValueError(f"level must be one of 1 to {LEVELS[-1]}, got {level!r}")
+    check_request(split, level, LEVELS)
     puzzles: dict[str, Puzzle] = {}
     for index in range(count):
         own_level = level or LEVELS[index % len(LEVELS)]

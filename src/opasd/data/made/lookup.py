@@ -14,26 +14,16 @@ hand: this task is failed by looking at the wrong place. A statement refers to t
 hash of the sorted statements decides a problem's split.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
-from opasd.data.made.counts import ITEMS, NAMES
+from opasd.data.made.counts import ITEMS, NAMES, answer_text
+from opasd.data.made.splits import Split, check_request, split_of
 from opasd.data.problems import Problem
 
-Split = Literal["pretrain", "train", "validation", "test"]
 LEVELS = (1, 2, 3)
 SHAPES = ((8, 3), (10, 3), (8, 4), (12, 3), (10, 4))
 """Numbers of people and items; their product is the number of statements, 24 to 40."""
-DEFAULT_PROBLEMS = 4096
-"""Number of problems of a split if the configuration gives none."""
-_SHARES: dict[Split, range] = {
-    "pretrain": range(40),
-    "train": range(40, 80),
-    "validation": range(80, 90),
-    "test": range(90, 100),
-}
 _SIGNS = {"plus": "+", "minus": "-"}
 
 
@@ -102,8 +92,7 @@ class Puzzle:
     @property
     def split(self) -> Split:
         key = "|".join((*sorted(statement.text() for statement in self.statements), self.person, self.item))
-        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 100
-        return next(split for split, shares in _SHARES.items() if share in shares)
+        return split_of(key)
 
 
 def work(chain: list[Statement], item: str) -> list[str]:
@@ -113,7 +102,7 @@ def work(chain: list[Statement], item: str) -> list[str]:
         total = statement.result(count)
         lines.append(f"{statement.person}'s {item}: {count} {_SIGNS[statement.word]} {statement.amount} = {total}\n")
         count = total
-    return [*lines, f"Answer: \\boxed{{{count}}}"]
+    return [*lines, answer_text(count)]
 
 
 def final_count(chain: list[Statement]) -> int:
@@ -126,10 +115,7 @@ def final_count(chain: list[Statement]) -> int:
 
 def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Puzzle]:
     """Return `count` problems of a split, of one level or of all in turn; problem i depends on its number alone."""
-    if split not in get_args(Split):
-        raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
-    if level is not None and level not in LEVELS:
-        raise ValueError(f"level must be one of 1 to {LEVELS[-1]}, got {level!r}")
+    check_request(split, level, LEVELS)
     puzzles: list[Puzzle] = []
     for index in range(count):
         own_level = level or LEVELS[index % len(LEVELS)]
