@@ -156,26 +156,33 @@ def test_other_engines_number_formats_and_versions_are_other_models(model, monke
         small.model_copy(update=update)
         for update in ({"dtype": "bfloat16"}, {"attn_implementation": "eager"}, {"adaptation": "qlora"})
     ]
-    digests = [reuse.base_digest(other, None, EIGHT_ROWS) for other in (small, *others)]
-    digests += [reuse.base_digest(small, None, RolloutConfig(max_batch=9))]
-    digests += [reuse.base_digest(small, None, RolloutConfig(engine="vllm", max_batch=8))]
+    digests = [reuse.base_digest(other, EIGHT_ROWS) for other in (small, *others)]
+    digests += [reuse.base_digest(small, RolloutConfig(max_batch=9))]
+    digests += [reuse.base_digest(small, RolloutConfig(engine="vllm", max_batch=8))]
     monkeypatch.setattr(reuse, "VERSION", 2)
-    digests.append(reuse.base_digest(small, None, EIGHT_ROWS))
+    digests.append(reuse.base_digest(small, EIGHT_ROWS))
     assert len(set(digests)) == len(digests)
     assert all(digests)
     monkeypatch.undo()
     # The settings of training an adapter do not matter.
-    assert reuse.base_digest(small.model_copy(update={"lora_r": 3}), None, EIGHT_ROWS) == digests[0]
+    assert reuse.base_digest(small.model_copy(update={"lora_r": 3}), EIGHT_ROWS) == digests[0]
 
 
-def test_what_is_known_by_name_alone_is_never_reused(drawn):
+def test_what_is_known_by_name_alone_is_never_reused(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     hub = ModelConfig(name_or_path="org/name")
-    assert reuse.base_digest(hub, None, EIGHT_ROWS) == ""
-    commits = [reuse.base_digest(hub, commit, EIGHT_ROWS) for commit in ("abc", "abd")]
+    assert reuse.base_digest(hub, EIGHT_ROWS) == ""
+    cached, commits = tmp_path / "models--org--name", []
+    (cached / "refs").mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40, "a" * 40):
+        (cached / "refs" / "main").write_text(commit)
+        (cached / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
+        (cached / "snapshots" / commit / "config.json").write_text("{}")
+        commits.append(reuse.base_digest(hub, EIGHT_ROWS))
     assert all(commits)
-    assert commits[0] != commits[1]
+    assert commits[0] == commits[2] != commits[1]
     served = RolloutConfig.model_validate({"engine": "vllm_server", "servers": {"urls": ["http://localhost:1"]}})
-    assert reuse.base_digest(hub, "abc", served) == reuse.model_digest("", None) == ""
+    assert reuse.base_digest(hub, served) == reuse.model_digest("", None) == ""
     key = next(iter(SampleFile(drawn / folders.SAMPLES))).key
     assert reuse.Shelf([drawn]).take(reuse.question("", [[1]], SAMPLING, [0]), [key]) == []
 

@@ -56,8 +56,6 @@ class Base:
             )
         self.context = rollout.max_model_len or context(config)
         """The most tokens of a prompt with its completion."""
-        self.commit: str | None = getattr(config, "_commit_hash", None)
-        """That of a hub's model."""
 
     def engine(self, longest: int, adapters: Sequence[Path]) -> AdapterEngine:
         """Return the engine, for sequences of up to `longest` tokens and for these adapters."""
@@ -185,7 +183,7 @@ def _draw(
     exams = [Exam(evaluation, benchmark, base, progress) for benchmark in evaluation.benchmarks]
     adapters = [target.adapter for target in targets if target.adapter]
     shelf = reuse.Shelf([*evaluation.reuse, samples.path.parent])
-    base_digest = reuse.base_digest(base.model, base.commit, base.rollout)
+    base_digest = reuse.base_digest(base.model, base.rollout)
     with ExitStack() as stack:
         engine: AdapterEngine | None = None
         for target in targets:

@@ -23,19 +23,19 @@ from opasd.errors import ConfigError
 from opasd.evaluation.folder import SAMPLES, SETTINGS
 from opasd.evaluation.samples import Sample, SampleKey, parse_line
 from opasd.evaluation.targets import ADAPTER_FILES, MODEL_FILES
-from opasd.model.loading import model_source
+from opasd.model.loading import hub_commit, model_source
 
 VERSION = 1
 """To be raised when an engine of this package draws other tokens than before for the same call."""
 
 
-def base_digest(model: ModelConfig, commit: str | None, rollout: RolloutConfig) -> str:
+def base_digest(model: ModelConfig, rollout: RolloutConfig) -> str:
     """Return a digest of the base model and its engine, empty where it cannot be known.
 
-    That is so on servers, and for a hub's model whose `commit` is not known.
+    That is so on servers, and for a hub's model whose commit is not known.
     """
     folder = Path(model_source(model)).expanduser()
-    content = _content(folder, MODEL_FILES) if folder.is_dir() else commit
+    content = _content(folder, MODEL_FILES) if folder.is_dir() else hub_commit(model)
     if ENGINES[rollout.engine].servers or not content:
         return ""
     # The adapter's own files say the rest of an adapter.

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import BitsAndBytesConfig as FourBitConfig
@@ -20,6 +23,17 @@ from opasd.lab import LAB, model_path
 def model_source(config: ModelConfig) -> str:
     """Return the source of the model: a folder for the embedded model, else the configured name."""
     return str(model_path()) if config.name_or_path == LAB else config.name_or_path
+
+
+def hub_commit(config: ModelConfig) -> str | None:
+    """Return the commit of a hub's model that this machine has; a local model has none."""
+    if Path(model_source(config)).expanduser().exists():
+        return None
+    try:
+        file = try_to_load_from_cache(config.name_or_path, "config.json", revision=config.revision)
+    except HFValidationError:
+        return None
+    return Path(file).parent.name if isinstance(file, str) else None
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

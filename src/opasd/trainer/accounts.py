@@ -14,6 +14,7 @@ from opasd.config import ModelConfig
 from opasd.data.problems import DataReport
 from opasd.data.sets import RunSet, digest
 from opasd.errors import ConfigError, PromptError
+from opasd.model.loading import hub_commit
 from opasd.prompts.contexts import PromptReport
 from opasd.prompts.pairs import PromptBuilder
 
@@ -71,17 +72,8 @@ def write_accounts(accounts: Mapping[str, Account], path: Path) -> None:
 
 def write_model(model: ModelConfig, path: Path) -> None:
     """Write with which commit of a model in the hub's cache a run begins; a local model has none."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    if Path(model.name_or_path).expanduser().exists():
-        return
-    try:
-        file = try_to_load_from_cache(model.name_or_path, "config.json", revision=model.revision)
-    except HFValidationError:
-        return
-    if isinstance(file, str):
-        named = {"name_or_path": model.name_or_path, "revision": model.revision, "commit": Path(file).parent.name}
+    if commit := hub_commit(model):
+        named = {"name_or_path": model.name_or_path, "revision": model.revision, "commit": commit}
         path.write_text(json.dumps(named, indent=2) + "\n")
 
 
