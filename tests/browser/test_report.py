@@ -4,7 +4,6 @@ import html
 import re
 import shutil
 import subprocess
-import time
 
 import pytest
 
@@ -15,6 +14,11 @@ from tests.report.made import HOSTILE, make_evaluation, make_run
 
 pytestmark = pytest.mark.browser
 READY = "#explorer[data-ready=yes]"
+OUTSIDE = """() => [...document.querySelectorAll('svg.plot')].flatMap(svg => { const box = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text')].filter(text => text.textContent.trim()).filter(text => {
+        const own = text.getBoundingClientRect(); return own.left < box.left - 1 || own.right > box.right + 1
+        || own.top < box.top - 1 || own.bottom > box.bottom + 1 }).map(text => [svg.ariaLabel, text.textContent]) })"""
+"""Every text of a figure that leaves its figure."""
 PASSES = ("avg@12", "pass@1", "pass@6", "pass@12")
 
 
@@ -200,20 +204,16 @@ def test_each_bubble_names_its_own_run(open_page, tmp_path):
     assert len(places) == 24
     for name, x, y in places:
         page.mouse.move(box["x"] + x, box["y"] + y)
-        assert name in figure.locator(".tip bdi").all_text_contents()
+        here = {other for other, left, top in places if abs(left - x) + abs(top - y) < 0.5}
+        assert name in here
+        assert set(figure.locator(".tip bdi").all_text_contents()) <= here, "and no other"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1024, 1440])
 def test_every_label_is_inside_its_box(open_page, report, width, scheme):
     page = open_page(report, width=width, scheme=scheme, ready=READY)
-    outside = page.evaluate(
-        """() => [...document.querySelectorAll('svg.plot')].flatMap(svg => { const box = svg.getBoundingClientRect();
-        return [...svg.querySelectorAll('text')].filter(text => text.textContent.trim()).filter(text => {
-        const own = text.getBoundingClientRect(); return own.left < box.left - 1 || own.right > box.right + 1
-        || own.top < box.top - 1 || own.bottom > box.bottom + 1 }).map(text => [svg.ariaLabel, text.textContent]) })"""
-    )
-    assert outside == []
+    assert page.evaluate(OUTSIDE) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -356,28 +356,47 @@ def test_hostile_completions_do_no_harm(open_page, tmp_path):
     assert page.locator("#explorer pre", has_text="word word").first.inner_text().count("word") == 100_000
 
 
-def test_five_runs_of_200_steps_and_2000_samples_in_time(open_page, tmp_path):
-    """Under a minute to make, under 3 s to open, under 20 MB."""
+def test_of_five_runs_with_2000_samples_each_a_page_draws_few(open_page, tmp_path):
+    """Under 20 MB a page; what is drawn when it opens does not grow with the samples."""
     step = "Ann gets 4 + 3 = 7 apples, minus 1 = 6. Wait, check that again: it seems right, so 6.\n"
     paths = [
         make_run(tmp_path, f"run-{n}", seed=n, steps=200, samples=2000, text=step * 14 + "Answer: \\boxed{{{n}}}")
         for n in range(5)
     ]
-    began = time.perf_counter()
     report = write_report(build_report(read_runs(paths)), tmp_path / "out")
-    made = time.perf_counter() - began
-    assert made < 60
     assert report.stat().st_size < 20e6
     side = list((tmp_path / "out" / "samples").iterdir())
     assert side
     assert all(path.stat().st_size < 20e6 for path in side)
-    page = open_page(report)
-    load = page.evaluate("performance.getEntriesByType('navigation')[0].duration") / 1000
-    began = time.perf_counter()
-    page.wait_for_selector(READY)
-    ready = load + time.perf_counter() - began
-    assert ready < 3
+    page = open_page(report, ready=READY)
+    assert page.locator("#explorer article").count() <= 40
+    assert page.locator("*").count() < 8000
     assert "evenly spread" in page.locator("#samples").inner_text()
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory):
+    """Four methods whose long names differ in their middle, a short one, and an evaluation of all but one seed."""
+    folder = tmp_path_factory.mktemp("long")
+    names = [f"qwen3-1.7b-opasd-weight-{weight}-and-a-rather-long-name-of-a-run" for weight in (0.02, 0.1, 0.25, 0.5)]
+    runs = [make_run(folder, name, steps=12 + n, samples=3) for n, name in enumerate(names)]
+    runs += [make_run(folder, f"opsd-seed-{seed}", recipe="lab-opsd", seed=seed, samples=3) for seed in (1, 2, 3)]
+    paths = [*runs, make_evaluation(folder / "e", {"base": None, **{run.name: run for run in runs[:-1]}})]
+    return write_report(build_report(read_runs(paths)), folder / "out")
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+def test_long_names_stay_in_their_figures_and_apart(open_page, long_names, width):
+    page = open_page(long_names, width=width, ready=READY)
+    assert page.evaluate(OUTSIDE) == []
+    rows = page.locator("#fig-forest text.name").all_text_contents()
+    names = [text for text in rows if not re.match(r"[+−]?\d", text)]
+    assert len(names) == len(set(names)) == 5
+    ends = page.locator("#fig-rollout-accuracy text.name").all_text_contents()
+    assert len(ends) == len(set(ends)) == (5 if width > 400 else 0), "a narrow figure leaves the names to the legend"
+    table = page.locator("#results table").first
+    assert table.locator("tbody td").first.bounding_box()["width"] < 0.5 * width
+    assert "not evaluated" in table.text_content(), "a seed without an evaluation is named"
 
 
 @pytest.fixture(scope="module")

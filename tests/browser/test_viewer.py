@@ -384,7 +384,7 @@ def test_rho_is_split_into_the_solutions_text_and_the_words_around_it(open_page,
     assert 0 < own < rho
     words = f"{_percent(own)} its own text, {_percent(rho - own)} the words around it"
     assert words in page.locator("[data-panel=teacher] p").inner_text()
-    assert words in page.locator(".v-sollabel").inner_text()
+    assert f"{_percent(own)} on its text" in page.locator(".v-sollabel").inner_text()
     assert page.locator(".v-curves .v-area").count() == 1
 
 

@@ -40,7 +40,7 @@ def test_figures_say_what_the_rows_say(tmp_path):
     efficiency = figures["token-efficiency-lab"].series[0]
     assert efficiency.points[1] == (sum(2000 + n for n in range(1, 7)), runs[0].validation["lab"]["avg@4"][1][1])
     assert "pass@4" in "".join(figures)
-    assert figures["operations"].series[0].points[1][1] == pytest.approx(12 * 4e10 / 1e18)
+    assert figures["operations"].series[0].points[1][1] == pytest.approx(12 * 4e10 / 1e12)
     assert figures["pareto"].series[0].sizes == [sum(2000 + n for n in range(1, 13))]
     assert math.isclose(figures["pareto"].series[0].points[0][0], 36 / 60)
     assert "truncated" not in figures

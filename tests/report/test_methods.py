@@ -1,5 +1,6 @@
 """Which runs are one method, and that a method has one name and one colour."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from opasd.report.build import build_report
@@ -18,7 +19,6 @@ def test_seeds_are_one_method_and_a_second_run_with_a_seed_is_another(tmp_path):
     assert [(m.name, [run.name for run in m.runs]) for m in methods] == [
         ("OPASD", ["opasd-seed-1", "opasd-seed-42"]), ("again", ["again-1", "again-42"]), ("OPSD", ["opsd"]),
     ]  # fmt: skip
-    assert methods[0].repeats == "2 seeds"
     assert [run.slot for run in runs] == [2, 2, 3, 3, 1]
 
 
@@ -38,6 +38,17 @@ def test_runs_known_by_name_alone_are_put_together_by_their_seeds():
     assert [[run.name for run in method.runs] for method in find_methods(runs)] == [
         ["a-seed-1", "a-seed-2"], ["b"], ["seed-3"],
     ]  # fmt: skip
+
+
+def test_the_one_base_is_called_so_and_methods_of_one_name_by_what_differs(tmp_path):
+    runs = [read_run(make_run(tmp_path / str(steps), "opsd-seed-1", steps=steps)) for steps in (10, 20)]
+    model = Run("lab", Path("e"), "evaluated")
+    assert [m.name for m in find_methods([model, *runs])] == ["base", "opsd (max_steps 10)", "opsd (max_steps 20)"]
+    assert [method.name for method in find_methods([model])] == ["lab"], "nothing is compared with it"
+    renamed = [replace(run, name=name) for run, name in zip(runs, ("a/opsd-seed-1", "opsd-seed-2"), strict=True)]
+    same = {**runs[0].config, "train": {**runs[0].config["train"], "seed": 2}}
+    (method,) = find_methods([renamed[0], replace(renamed[1], config=same)])
+    assert method.name == "a/opsd", "a folder before one of the names"
 
 
 def test_published_methods_have_the_colours_of_ones_own(tmp_path):

@@ -47,7 +47,7 @@ def test_costs(tmp_path):
     table = costs([read_run(make_run(tmp_path, "one", steps=10)), Run("base", tmp_path)])
     assert column(table, "wall clock") == ["30.0 s", "–"]
     assert column(table, "tokens generated") == ["20.1K", "–"]
-    assert column(table, "EFLOPs")[0] == f"{10 * 11e10 / 1e18:.3g}"
+    assert column(table, "TFLOPs")[0] == "1.1", "10 steps of 11e10 operations, in a unit that reads well"
     assert costs([Run("base", tmp_path)]) is None
 
 

@@ -3,7 +3,9 @@
 import json
 import math
 import random
+import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from opasd.evaluation.comparability import Conditions
 from opasd.evaluation.statistics import Estimate, estimate, gap_estimate, macro_average
 from opasd.report.build import build_report
 from opasd.report.folders import read_runs
-from opasd.report.headline import forest, headline, method_table
+from opasd.report.headline import best, forest, headline, method_table
 from opasd.report.methods import find_methods
 from opasd.report.run import BenchmarkResult, Run
 from opasd.report.scores import find_scores
@@ -81,6 +83,36 @@ def test_the_headline_and_the_table_of_methods_by_benchmarks():
     assert drawn.categories == ["OPASD", "OPSD"]
     assert drawn.series[0].points == [(pytest.approx(100 * gap.mean), 0.0)]
     assert len(drawn.series[1].points) == 3
+
+
+def test_the_best_is_named_and_comes_first_after_the_base():
+    runs = [
+        evaluated("base", [result("a", shares(1, 0.3))]),
+        evaluated("opasd", [result("a", shares(2, 0.4))], seed=1),
+        evaluated("weak", [result("a", shares(3, 0.8))], seed=1, attention=0.1),
+        evaluated("opsd", [result("a", shares(4, 0.5))], seed=1, attention=0),
+    ]
+    scores = find_scores(find_methods(runs))
+    assert headline(scores).startswith("OPASD ")
+    assert re.fullmatch(
+        r"Highest of 4 methods: weak \(OPASD\), [\d.]+ \[.*\] %, \+[\d.]+ \[.*\] against OPASD\.", best(scores)
+    )
+    table = method_table(scores)
+    assert cells(table, "method") == ["base", "weak (OPASD)", "OPSD", "OPASD"]
+    assert [row[1].best for row in table.rows] == [False, True, False, False]
+    assert forest(scores).categories == ["weak", "OPSD", "OPASD"]
+    assert best(find_scores(find_methods(runs[:2]))) == "", "of two, the headline says it"
+
+
+def test_checkpoints_are_no_methods_beside_the_results_of_trainings():
+    base = evaluated("base", [result("a", shares(1, 0.3))])
+    run = evaluated("runs/opasd", [result("a", shares(2, 0.5))], seed=1)
+    early = [replace(run, name=f"c{n}", config={}, origin=f"runs/opasd/checkpoint-{n}") for n in (1, 2, 3)]
+    for one in early:
+        one.results = [result("a", shares(3, 0.9), budget=500)]
+    names = [method.name for method in find_scores(find_methods([base, run, *early])).methods]
+    assert names == ["base", "runs/opasd"]
+    assert len(find_scores(find_methods([base, *early])).methods) == 4, "alone they are what there is"
 
 
 def test_no_difference_is_called_none():

@@ -6,7 +6,16 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.report.text import embedded, printable, shared_start, shortened, slug, split_by_size
+from opasd.report.text import (
+    embedded,
+    printable,
+    shared_start,
+    short_names,
+    shortened,
+    slug,
+    split_by_size,
+    without_shared_start,
+)
 from tests.report.made import HOSTILE
 
 
@@ -57,3 +66,26 @@ def test_parts_hold_everything_in_order_and_keep_to_their_size(sizes, limit):
     parts = split_by_size(sizes, lambda size: size, limit)
     assert [size for part in parts for size in part] == sizes
     assert all(len(part) == 1 or (part and sum(part) <= limit) for part in parts)
+
+
+@given(st.lists(st.text("ab-_", min_size=1, max_size=12), min_size=2, max_size=12, unique=True))
+def test_names_without_their_shared_start_stay_apart(names):
+    parts = without_shared_start(names)
+    assert len(set(parts)) == len(names)
+    assert all(name.endswith(part) for name, part in zip(names, parts, strict=True))
+
+
+@given(st.lists(st.text("ab-", min_size=1, max_size=40), max_size=8, unique=True), st.integers(4, 30))
+def test_short_names_fit_and_stay_apart_where_their_ends_do(names, limit):
+    texts = short_names(names, limit)
+    assert all(len(text) <= limit for text in texts)
+    if len({name[1 - limit :] for name in without_shared_start(names)} if names else ()) == len(names):
+        assert len(set(texts)) == len(names)
+
+
+def test_names_that_differ_in_their_ends_are_told_apart():
+    names = [f"attention_weight-{weight}, seed" for weight in ("0.02", "0.10", "0.25")]
+    assert short_names(names, 16) == ["0.02, seed", "0.10, seed", "0.25, seed"]
+    assert len(set(short_names([*names, "opsd"], 16))) == 4
+    names = [f"qwen-weight-{weight}-and-a-rather-long-name" for weight in ("0.02", "0.10", "0.25")]
+    assert short_names([*names, "opsd"], 16) == ["…0.02…", "…0.10…", "…0.25…", "opsd"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.config import RunConfig
+from opasd.config.method import shown_fields
 from opasd.data.made import TASKS
 from opasd.data.problems import Problem
 from opasd.data.sets import RunSet, load_set
@@ -144,12 +145,13 @@ def _unusable(config: RunConfig, problems: RunSet, count: Count | None, *, train
             f"{', '.join(too_long[-3:])}: the question alone has more than prompts.max_student_tokens = {limit} "
             "tokens; raise it, set max_question_chars, or set on_bad_row: skip"
         )
-    if training and "answer" in config.prompts.reference_fields():
-        missing = [problem.id for problem in problems if problem.answer is None]
+    shows = [(key, name) for key, text in config.prompts.references().items() for name in sorted(shown_fields(text))]
+    for key, name in shows if training else ():
+        missing = [problem.id for problem in problems if getattr(problem, name) is None]
         if missing:
             texts.append(
-                f"{len(missing)} problems have no answer, such as {missing[0]}, but prompts.reference shows "
-                "{answer}; name the column in columns.answer, or set on_bad_row: skip"
+                f"{len(missing)} problems have no {name}, such as {missing[0]}, but prompts.{key} shows "
+                f"{{{name}}}; name the column in columns.{name}, or set on_bad_row: skip"
             )
     return texts
 

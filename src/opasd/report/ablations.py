@@ -58,8 +58,8 @@ def ablations(scores: Scores) -> list[Table]:
 
 def _objectives(scores: Scores, known: Sequence[Method], settings: dict[int, dict[Setting, Any]]) -> list[Table]:
     """Return the table of token loss, attention loss and both, with other clippings of the token loss beside."""
-    main = next((method for method in known if method.kind == "OPASD"), None)
-    if main is None:
+    main = scores.best_of("OPASD")
+    if main is None or main not in known:
         return []
     own = settings[main.slot]
     members = []

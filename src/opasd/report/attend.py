@@ -33,7 +33,7 @@ from opasd.recipes import load_recipe
 from opasd.recipes.checking import checked
 from opasd.report.attention import Stage, make_record
 from opasd.report.page import GENERATOR, viewer_page
-from opasd.report.picture import contexts, projection
+from opasd.report.picture import both, contexts, projection
 from opasd.report.text import slug
 from opasd.report.viewer import is_record
 from opasd.rollout.engine import derive_seed
@@ -97,7 +97,9 @@ def attend(
             "correct": None if problem.answer is None else is_correct(answer, problem.answer),
             "teacher_note": _teacher_note(subject),
         }
-        records.append(make_record(rollout, stages, teacher, subject.tokenizer, config, about=about, heads=heads))
+        records.append(
+            make_record(rollout.for_attention, stages, teacher, subject.tokenizer, config, about=about, heads=heads)
+        )
     about = f"{subject.config.model.name_or_path} · attention by layer and head"
     page = viewer_page(f"Where {subject.name} looks", about, records)
     try:
@@ -107,6 +109,7 @@ def attend(
             write_text(file, json.dumps(record))
         if figures:
             figures.mkdir(parents=True, exist_ok=True)
+            write_text(figures / "method.svg", both(records[0]))
             write_text(figures / "contexts.svg", contexts(records[0]))
             write_text(figures / "projection.svg", projection(records[0]))
     except OSError as error:
@@ -184,7 +187,7 @@ def _trajectory(
     """Return the given text, or else a sampled answer, as a rollout that fits the model's context."""
     pair = PromptBuilder(subject.tokenizer, subject.config.prompts).pair(problem)
     most = context(subject.before.config)
-    room = most - max(len(pair.student_ids), len(pair.teacher_ids))
+    room = most - max(len(pair.student_ids), pair.teacher_tokens)
     if room < 1:
         raise ConfigError(
             f"the problem has {most - room} tokens with its solution, and the model's context is {most}; give another "

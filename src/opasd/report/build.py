@@ -21,7 +21,7 @@ from opasd.report.curves import SEEDS
 from opasd.report.facts import Facts
 from opasd.report.figure import Figure, to_csv
 from opasd.report.figures import SECTIONS, all_figures
-from opasd.report.headline import forest, headline, measured, method_table
+from opasd.report.headline import best, forest, headline, measured, method_table
 from opasd.report.markers import marker_table
 from opasd.report.methods import Method, Slots, find_methods, kind_of, seed_groups
 from opasd.report.page import Page, notice, paragraph, part_links, viewer_page
@@ -166,7 +166,9 @@ def _add_results(report: Report, runs: Sequence[Run], methods: Sequence[Method],
     content = [f'<p class="remark">{safe(remark)}</p>' if remark else ""]
     common = scores.comparable()
     if answer := headline(common):
-        content.append(f'<p class="headline"><bdi>{safe(answer)}</bdi></p><p class="soft">{safe(measured(common))}</p>')
+        first = f'<p class="first"><bdi>{safe(ahead)}</bdi></p>' if (ahead := best(common)) else ""
+        about = f'<p class="soft small">{safe(measured(common))}</p>'
+        content.append(f'<p class="headline"><bdi>{safe(answer)}</bdi></p>{first}{about}')
     content.append(notice("What is missing", {run.name: run.notes for run in runs}))
     table, figure = method_table(scores), forest(common)
     shown = report.add_table(table) if table else ""

@@ -16,14 +16,14 @@ from opasd.report import marks
 from opasd.report.assets import CHART_STYLE, COLOURS, mark, resolved
 from opasd.report.figure import Figure, Series
 from opasd.report.numbers import labels
-from opasd.report.text import printable, safe, shared_start, shortened
+from opasd.report.text import printable, safe, short_names, shortened, without_shared_start
 
 WIDTH, PLOT_HEIGHT = 560, 236
 TOP, BOTTOM, ROW = 24, 46, 30
 """Height above the plot, for the label of the y axis; below it, for the x axis; and of a forest's row."""
 LEGEND_ROW = 20
-LONGEST_NAME, LONGEST_LABEL = 34, 18
-"""Characters of a name in a legend, and beside a curve or a forest's row."""
+LONGEST_NAME = 34
+"""Characters of a name in a legend."""
 TITLE = 36
 """Height of the title that a standalone picture carries."""
 
@@ -62,7 +62,7 @@ def svg(figure: Figure, *, standalone: bool = False, width: float = WIDTH) -> st
             f'<text class="title" x="16" y="26">{safe(figure.title)}</text>'
         )
     draw = {"line": marks.lines, "bar": marks.bars, "scatter": marks.bubbles, "forest": marks.forest}[figure.kind]
-    direct = marks.direct_labels(figure, plot) if figure.kind == "line" and _labelled(figure) else ""
+    direct = marks.direct_labels(figure, plot) if _labelled(figure, width) else ""
     return (
         f'<svg class="plot" viewBox="0 0 {width:g} {height}" role="img" aria-label="{name}"{head}'
         f'<g transform="translate(0 {TITLE if standalone else 0})">{legend}</g>'
@@ -78,7 +78,20 @@ def rasteriser() -> Callable[[str], bytes]:
         )
     import resvg_py
 
-    return lambda picture: bytes(resvg_py.svg_to_bytes(svg_string=picture, zoom=3))
+    def rasterise(picture: str) -> bytes:
+        return bytes(resvg_py.svg_to_bytes(svg_string=picture, zoom=3))
+
+    style = f"<style>{resolved(CHART_STYLE)}</style>"
+    empty, written = (
+        rasterise(f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" width="9" height="9">{style}{text}</svg>')
+        for text in ("", '<text y="9">x</text>')
+    )
+    if empty == written:  # resvg draws no text at all where it knows no font
+        raise ConfigError(
+            "--png finds no font here, and its figures would have no text; install one (on Debian: apt install "
+            "fonts-dejavu-core), or use the PNG button under each figure of the page"
+        )
+    return rasterise
 
 
 def data(figure: Figure) -> dict[str, Any]:
@@ -143,7 +156,7 @@ def frame(figure: Figure, top: float, width: float) -> Frame:
     if figure.kind == "forest":
         x = _padded(min([*xs, *ends, 0.0]), max([*xs, *ends, 0.0]), 0.06)
         rows = len(figure.categories)
-        left = 14 + marks.CHARACTER * max((min(len(name), LONGEST_LABEL) for name in figure.categories), default=0)
+        left = 14 + marks.CHARACTER * max(map(len, marks.row_names(figure, width)), default=0)
         return Frame(width, left, width - marks.value_room(width), top, top + ROW * rows, x, (rows - 0.5, -0.5))
     ys += ends
     if figure.kind == "bar":
@@ -162,17 +175,15 @@ def frame(figure: Figure, top: float, width: float) -> Frame:
         y_low, y_high = max(y_low, 0.0), min(y_high, 1.0)
     widest = max(map(len, labels(ticks(y_low, y_high), percent=figure.percent)), default=0)
     right = 20.0
-    if _labelled(figure):
-        names = [shortened(series.name, LONGEST_LABEL) for series in figure.series if not series.faint]
-        right = 26 + marks.CHARACTER * max(map(len, names), default=0)
+    if _labelled(figure, width):
+        right = 30 + marks.CHARACTER * max(map(len, marks.end_names(figure, width)), default=0)
     left = 16 + marks.CHARACTER * widest
-    return Frame(width, left, width - min(right, width / 3), top, top + PLOT_HEIGHT, x, (y_low, y_high))
+    return Frame(width, left, width - right, top, top + PLOT_HEIGHT, x, (y_low, y_high))
 
 
-def _labelled(figure: Figure) -> bool:
+def _labelled(figure: Figure, width: float) -> bool:
     """Return whether there is room for a name at the end of each bold curve."""
-    bold = [series for series in figure.series if series.points and not series.faint]
-    return figure.kind == "line" and 0 < len(bold) <= COLOURS
+    return figure.kind == "line" and 0 < len(marks.bold(figure)) <= COLOURS and width >= marks.ROOMY
 
 
 def _padded(low: float, high: float, share: float) -> tuple[float, float]:
@@ -227,11 +238,13 @@ def _x_marks(figure: Figure, frame: Frame) -> list[tuple[float, str]]:
 
 def _legend(figure: Figure, width: float) -> tuple[str, float]:
     """Return the names in their colours, in as many rows as they need, and the height of the legend."""
-    if _labelled(figure) or figure.kind == "forest":
+    if _labelled(figure, width) or figure.kind == "forest":
         return "", 0.0
     shown = (series for series in figure.series if series.points and not series.faint)
     names = dict.fromkeys((series.name, series.slot) for series in shown)
-    texts = [shortened(name, LONGEST_NAME) for name in without_shared_start([name for name, _ in names])]
+    many = len(names) > COLOURS
+    own = [name for name, _ in names]
+    texts = short_names(without_shared_start(own) if many else own, LONGEST_NAME)
     parts, x, y = [], 16.0, 14.0
     for (_, slot), text in zip(names, texts, strict=True):
         wide = 26 + marks.CHARACTER * len(text) + 12
@@ -243,15 +256,6 @@ def _legend(figure: Figure, width: float) -> tuple[str, float]:
         )
         x += wide
     return "".join(parts), y + 14 if parts else 0.0
-
-
-def without_shared_start(names: Sequence[str]) -> Sequence[str]:
-    """Return many or long names without the words that all of them begin with, so that their ends are shown."""
-    if len(names) < 2 or (len(names) <= COLOURS and max(map(len, names)) <= LONGEST_NAME):
-        return names
-    shared = len(shared_start(names))
-    cut = max(names[0].rfind(separator, 0, shared) for separator in "-_/ ") + 1
-    return names if any(len(name) == cut for name in names) else [name[cut:] for name in names]
 
 
 def _compact(values: Sequence[float]) -> list[float]:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from opasd.analysis.curves import SMOOTHING, Point, cumulative, ema
-from opasd.analysis.spending import PARTS, pareto_front
+from opasd.analysis.spending import EXA, PARTS, pareto_front
 from opasd.recipes.reading import read_yaml
 from opasd.report.accuracy import evaluation, validation
 from opasd.report.curves import by_method
 from opasd.report.figure import Figure, Series, with_points
 from opasd.report.markers import markers
 from opasd.report.methods import Method
+from opasd.report.numbers import operations
 from opasd.report.run import Run
 
 SECTIONS = read_yaml(Path(__file__).with_name("figures.yaml"))
@@ -55,6 +56,8 @@ def _metric(name: str) -> Callable[[Run], list[Point]]:
 
 def cost(methods: Sequence[Method]) -> list[Figure]:
     """Return cumulative tokens, operations and minutes by part, and accuracy against wall clock."""
+    runs = [run for method in methods for run in method.runs]
+    unit, scale = operations([EXA * count for run in runs for count in run.spending.eflops_by_part.values()])
     figures = [
         *pareto(methods),
         Figure(
@@ -62,8 +65,8 @@ def cost(methods: Sequence[Method]) -> list[Figure]:
             by_method(methods, lambda run: cumulative(run.curve("tokens/generated"))), from_zero=True,
         ),
         Figure(
-            "operations", "Estimated operations by part", "bar", "part", "EFLOPs",
-            _parts(methods, lambda run: run.spending.eflops_by_part, 1),
+            "operations", "Estimated operations by part", "bar", "part", unit,
+            _parts(methods, lambda run: run.spending.eflops_by_part, scale / EXA),
             "2 operations a parameter and token, plus attention; a backward through frozen weights is one forward's "
             "worth, through trained ones two.", PARTS,
         ),

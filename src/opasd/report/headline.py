@@ -20,13 +20,41 @@ def headline(scores: Scores) -> str:
     if subject is None or score is None:
         return ""
     text = f"{subject.title} {_shown(score)} %"
-    base, rival = scores.base, scores.best_of("OPSD" if subject.kind != "OPSD" else "OPASD")
+    base, rival = scores.base, _rival(scores, subject)
     if base is not None and base is not subject and (gap := scores.difference(subject, base)):
-        over = "over the base" if base.kind == "base" else f"against {base.title}"
+        above = base.kind == "base" and gap.mean >= 0
+        over = f"{'over' if above else 'against'} {_called(base)}"
         text += f", {_shown(gap, sign=True)} {over}{_doubt(gap)}"
     if rival not in (None, subject, base) and (gap := scores.difference(subject, rival)):
         text += f", {_shown(gap, sign=True)} against {rival.title}{_doubt(gap)}"
-    return f"{text}{f'; {subject.repeats}' if subject.repeats else ''}."
+    return f"{text}{_repeats(scores, subject)}."
+
+
+def best(scores: Scores) -> str:
+    """Say which method has the highest score, where there is a choice, and how far ahead of the headline's it is."""
+    first, subject = scores.best, _subject(scores)
+    compared = [method for method in scores.methods if scores.average(method)]
+    score = first and scores.average(first)
+    if first is None or score is None or subject is None or len(compared) < 3:
+        return ""
+    text = f"Highest of {len(compared)} methods: {first.title}"
+    if first is subject:
+        return f"{text}."
+    text += f", {_shown(score)} %"
+    if first is not _rival(scores, subject) and (gap := scores.difference(first, subject)):
+        text += f", {_shown(gap, sign=True)} against {subject.title}{_doubt(gap)}"
+    return f"{text}{_repeats(scores, first)}."
+
+
+def _repeats(scores: Scores, method: Method) -> str:
+    """Say over how many seeds a mean is, and of how many."""
+    scored = min(len(scores.shares(method, benchmark)) for benchmark in scores.benchmarks)
+    whole = len(method.runs)
+    return "" if whole == 1 else f"; {whole} seeds" if scored == whole else f"; {scored} of {whole} seeds"
+
+
+def _rival(scores: Scores, subject: Method) -> Method | None:
+    return scores.best_of("OPSD" if subject.kind != "OPSD" else "OPASD")
 
 
 def measured(scores: Scores) -> str:
@@ -57,7 +85,7 @@ def method_table(scores: Scores) -> Table | None:
     header += [f"against {_called(base)}"] if base and len(scores.methods) > 1 else []
     header += [f"{benchmark.name}, %" for benchmark in scores.benchmarks] if several else []
     rows, details, slots = [], [], []
-    for method in scores.methods:
+    for method in scores.ranked:
         if not any(benchmark.shares.get(id(run)) for run in method.runs for benchmark in scores.benchmarks):
             continue
         gap = scores.difference(method, base) if base and base is not method else None
@@ -70,6 +98,11 @@ def method_table(scores: Scores) -> Table | None:
         rows.append([Cell(method.title), *cells, *extras])
         details.append([_seed_row(scores, method, run) for run in method.runs] if len(method.runs) > 1 else [])
         slots.append(method.slot)
+    for column in range(1, len(header)):
+        highest = max((row[column].value for row in rows if row[column].value is not None), default=None)
+        if len(rows) > 1 and highest is not None:
+            for row in rows:
+                row[column] = replace(row[column], best=row[column].value == highest)
     header += ["answer length", "truncated"]
     return _without_empty(Table("methods", "Methods", header, rows, _note(scores), slots=slots, details=details))
 
@@ -97,26 +130,28 @@ def forest(scores: Scores) -> Figure | None:
     """Return each method's difference from the base with its interval, a row each; dots: its seeds."""
     base = scores.base
     shown = [
-        (m, gap) for m in scores.methods if base and m is not base and (gap := scores.difference(m, base)) is not None
+        (m, gap) for m in scores.ranked if base and m is not base and (gap := scores.difference(m, base)) is not None
     ]
     if base is None or not shown:
         return None
     series = []
     for row, (method, gap) in enumerate(shown):
         low, high = gap.interval or (gap.mean, gap.mean)
-        series.append(Series(method.title, method.slot, [(100 * gap.mean, float(row))], [100 * low], [100 * high]))
+        series.append(Series(method.name, method.slot, [(100 * gap.mean, float(row))], [100 * low], [100 * high]))
         if len(method.runs) > 1:
             gaps = [scores.difference(method, base, [run]) for run in method.runs]
             dots = [(100 * own.mean, float(row)) for own in gaps if own]
-            series.append(Series(f"{method.title}, seeds", method.slot, dots, faint=True))
+            series.append(Series(f"{method.name}, seeds", method.slot, dots, faint=True))
     many = (
         f"the mean of {len(scores.benchmarks)} benchmarks" if len(scores.benchmarks) > 1 else scores.benchmarks[0].name
     )
     caption = f"On {many}; bars: 95 %, paired on the same problems" + (
         "; small dots: seeds." if any(one.faint for one in series) else "."
     )
-    names = [method.title for method, _ in shown]
-    return Figure("forest", f"Difference from {base.name}", "forest", "percentage points", "", series, caption, names)
+    names = [method.name for method, _ in shown]
+    return Figure(
+        "forest", f"Difference from {_called(base)}", "forest", "percentage points", "", series, caption, names
+    )
 
 
 def _note(scores: Scores) -> str:
@@ -168,8 +203,12 @@ def _truncated(runs: Sequence[Run]) -> Cell:
 
 
 def _without_empty(table: Table) -> Table:
-    """Return the table without the columns in which no row has a value."""
-    kept = [n for n in range(len(table.header)) if any(row[n].text not in ("", "–") for row in table.rows)]
+    """Return the table without the columns in which no row has a value, and without truncation where there is none."""
+    kept = [
+        n
+        for n, name in enumerate(table.header)
+        if any(row[n].text not in ("", "–") and (name != "truncated" or row[n].value) for row in table.rows)
+    ]
     pick = lambda row: [row[n] for n in kept]  # noqa: E731
     return replace(
         table,

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from opasd.analysis.curves import Point
 from opasd.report.assets import COLOURS, dash, mark
-from opasd.report.figure import Figure
+from opasd.report.figure import Figure, Series
 from opasd.report.numbers import percent, short
-from opasd.report.text import safe, shortened
+from opasd.report.text import safe, short_names
 from opasd.rounding import fixed, with_interval
 
 CHARACTER = 7.3
@@ -17,6 +17,8 @@ CHARACTER = 7.3
 MAX_POINTS = 1200
 """A curve with more points is drawn by the lowest and the highest point of each stretch."""
 LABEL_ROW = 15
+ROOMY = 420
+"""From this width on, curves have their names at their ends; narrower, the page's legend names them."""
 
 
 class Scale(Protocol):
@@ -62,10 +64,25 @@ def lines(figure: Figure, frame: Scale) -> str:
     return "".join(parts)
 
 
+def bold(figure: Figure) -> list[Series]:
+    """Return the curves that are drawn bold, which are those with names."""
+    return [series for series in figure.series if series.points and not series.faint]
+
+
+def end_names(figure: Figure, width: float) -> list[str]:
+    """Return the names at the ends of the bold curves: at most a third of the picture's width."""
+    return short_names([series.name for series in bold(figure)], int((width / 3 - 30) / CHARACTER))
+
+
+def row_names(figure: Figure, width: float) -> list[str]:
+    """Return the names of a forest's rows: at most two fifths of the picture's width."""
+    return short_names(figure.categories, int((0.4 * width - 14) / CHARACTER))
+
+
 def direct_labels(figure: Figure, frame: Scale) -> str:
     """Return the name of each bold curve beside its end, moved apart where they would overlap."""
-    bold = [series for series in figure.series if series.points and not series.faint]
-    ends = sorted(((frame.down(series.points[-1][1]), n) for n, series in enumerate(bold)))
+    named = list(zip(bold(figure), end_names(figure, frame.width), strict=True))
+    ends = sorted((frame.down(series.points[-1][1]), n) for n, (series, _) in enumerate(named))
     places: list[float] = []
     for y, _ in ends:
         places.append(max(y, places[-1] + LABEL_ROW) if places else max(y, frame.top + 4))
@@ -74,12 +91,12 @@ def direct_labels(figure: Figure, frame: Scale) -> str:
         places[n] = min(places[n], most)
     parts = []
     for (y, n), place in zip(ends, places, strict=True):
-        series = bold[n]
+        series, name = named[n]
         x = frame.across(series.points[-1][0])
         parts.append(
             f'<g class="run{series.slot}"><path class="lead k{series.slot % COLOURS}" d="M{x + 3:.1f} {y:.1f}L'
-            f'{frame.right + 10:.1f} {place:.1f}"/><text class="name" x="{frame.right + 14:.1f}" y="{place + 4:.1f}">'
-            f"{safe(shortened(series.name, 18))}</text></g>"
+            f'{frame.right + 10:.1f} {place:.1f}"/>{mark(series.slot, frame.right + 12, place, 3.6)}'
+            f'<text class="name" x="{frame.right + 20:.1f}" y="{place + 4:.1f}">{safe(name)}</text></g>'
         )
     return "".join(parts)
 
@@ -138,7 +155,7 @@ def value_room(width: float) -> float:
 
 def forest(figure: Figure, frame: Scale) -> str:
     """Return a row for each method: its name, its difference with the interval as a bar, its seeds as small dots."""
-    zero = frame.across(0.0)
+    zero, names = frame.across(0.0), row_names(figure, frame.width)
     parts = [f'<line class="zero" x1="{zero:.1f}" y1="{frame.top:.1f}" x2="{zero:.1f}" y2="{frame.bottom:.1f}"/>']
     for series in sorted(figure.series, key=lambda series: not series.faint):
         colour, inner = series.slot % COLOURS, ""
@@ -148,9 +165,8 @@ def forest(figure: Figure, frame: Scale) -> str:
                 inner += f'<circle class="seed f{colour}" cx="{place:.1f}" cy="{row + 9:.1f}" r="2.4"/>'
                 continue
             low, high = series.low[index], series.high[index]
-            name = shortened(figure.categories[int(y)], 18)
             inner += (
-                f'<text class="name" x="8" y="{row + 4:.1f}">{safe(name)}</text>'
+                f'<text class="name" x="8" y="{row + 4:.1f}">{safe(names[int(y)])}</text>'
                 f'<line class="curve k{colour}" x1="{frame.across(low):.1f}" y1="{row:.1f}" '
                 f'x2="{frame.across(high):.1f}" y2="{row:.1f}"/>{mark(series.slot, place, row, 4.6)}'
             )

@@ -36,9 +36,9 @@ class Method:
         return self.runs[0].config
 
     @property
-    def repeats(self) -> str:
-        """How often it was trained, in words; empty for one run."""
-        return f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+    def is_checkpoint(self) -> bool:
+        """Whether it is an evaluated moment of a training, not its result."""
+        return all(re.search(r"/checkpoint-[0-9]+$", run.origin) for run in self.runs)
 
     @property
     def title(self) -> str:
@@ -59,7 +59,7 @@ def find_methods(runs: Sequence[Run]) -> list[Method]:
     for members in groups.values():
         members.sort(key=lambda run: number(run.setting("train", "seed")) or 0.0)
         methods.append(Method(_name(members), _kind(members[0]), tuple(members)))
-    methods = _distinct(methods)
+    methods = _distinct(_one_base(methods))
     owners: dict[str, Method] = {}
     for method in sorted(methods, key=lambda method: method.name != method.kind):
         owners.setdefault(method.kind, method)  # the one that is named like its kind, or else the first
@@ -131,22 +131,40 @@ def _name(members: Sequence[Run]) -> str:
     """Return the names' common beginning without the seed; the kind's own spelling if that is what it says."""
     names = [run.name for run in members]
     plain = list(dict.fromkeys(_SEED.sub("", name) for name in names))
-    if len(plain) == 1 and plain[0]:
-        common = plain[0]
+    if len({name.rpartition("/")[2] for name in plain}) == 1 and plain[0]:
+        common = max(plain, key=len)  # a folder stands before a name that two runs share
     else:
         common = shared_start(names).rstrip("-_. /0123456789(") or names[0] if len(names) > 1 else names[0]
     return kind if (kind := _kind(members[0])).casefold() == common.casefold() else common
 
 
+def _one_base(methods: Sequence[Method]) -> list[Method]:
+    """Return the methods with the base called so, if there is one and others are to be compared with it."""
+    bases = [method for method in methods if method.kind == "base"]
+    called = len(bases) == 1 < len(methods)
+    return [replace(method, name="base") if called and method is bases[0] else method for method in methods]
+
+
 def _distinct(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods with names of their own: in place of an equal one the first run's, or else a number."""
-    for rename in (lambda method, _: method.runs[0].name, lambda method, n: f"{method.name} ({n})"):
+    """Return the methods with names of their own: an equal one with what differs, its run's, or a number."""
+    for rename in (_by_settings, lambda same, n: same[n].runs[0].name, lambda same, n: f"{same[n].name} ({n + 1})"):
         groups: defaultdict[str, list[Method]] = defaultdict(list)
         for method in methods:
             groups[method.name].append(method)
         methods = [
-            replace(method, name=rename(method, n)) if len(groups[method.name]) > 1 else method
+            replace(method, name=rename(same, same.index(method))) if len(same) > 1 else method
             for method in methods
-            for n in [groups[method.name].index(method) + 1]
+            for same in [groups[method.name]]
         ]
     return list(methods)
+
+
+def _by_settings(same: Sequence[Method], n: int) -> str:
+    """Return the name with the values of the one or two settings in which methods of one name differ."""
+    settings = [settings_of(method) for method in same]
+    paths = dict.fromkeys(path for own in settings for path in own)
+    differing = [path for path in paths if len({repr(own.get(path)) for own in settings}) > 1]
+    if not all(method.config for method in same) or not 0 < len(differing) <= 2:
+        return same[n].name
+    values = ", ".join(f"{path[-1]} {settings[n].get(path)}" for path in differing)
+    return f"{same[n].name} ({values})"

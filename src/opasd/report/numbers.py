@@ -38,6 +38,13 @@ def labels(values: Sequence[float], *, percent: bool = False) -> list[str]:
     return [f"{fixed(value, decimals)}{unit}" if value else f"0{unit if percent else ''}" for value in scaled]
 
 
+def operations(counts: Sequence[float]) -> tuple[str, float]:
+    """Return the unit in which the largest of these counts of operations reads well, and its size."""
+    largest = max(counts, default=0.0)
+    units = {"EFLOPs": 1e18, "PFLOPs": 1e15, "TFLOPs": 1e12}
+    return next(((name, size) for name, size in units.items() if largest >= 0.1 * size), ("GFLOPs", 1e9))
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A share as per cent."""
     return "–" if value is None else f"{fixed(per_cent(value), digits)} %"

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opasd.report.assets import CHART_STYLE, COLOURS, DARK, LIGHT, asset, dot, template
-from opasd.report.charts import data, svg, without_shared_start
+from opasd.report.charts import data, svg
 from opasd.report.figure import Figure
 from opasd.report.tables import Table, forms, to_html
-from opasd.report.text import digest, embedded, safe
+from opasd.report.text import digest, embedded, safe, short_names, without_shared_start
 
 GENERATOR = "opasd report"
+LONGEST_CHIP = 40
+"""Characters of a method's name in the page's legend."""
 VIEWER = ("overview.js", "slide.js", "viewer.js")
 
 
@@ -106,7 +108,8 @@ class Page:
     def _chips(self) -> str:
         if len(self.legend) < 2:
             return ""
-        parts = without_shared_start(list(self.legend.values()))
+        names = list(self.legend.values())
+        parts = short_names(without_shared_start(names) if len(names) > COLOURS else names, LONGEST_CHIP)
         chips = "".join(
             f'<button type="button" class="chip" data-run="{slot}" aria-pressed="true" title="{safe(name)}">'
             f'<i class="{dot(slot)}"></i><bdi>{safe(part)}</bdi></button>'

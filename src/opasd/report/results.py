@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from opasd.analysis.curves import Point, number
 from opasd.analysis.markers import density
 from opasd.analysis.seeds import summarise
+from opasd.analysis.spending import EXA
 from opasd.evaluation.comparability import Conditions
 from opasd.evaluation.statistics import Estimate, estimate, paired_difference
 from opasd.report.accuracy import capital
-from opasd.report.numbers import duration, percent, short, size
+from opasd.report.numbers import duration, operations, percent, short, size
 from opasd.report.run import BenchmarkResult, RecordedSample, Run
 from opasd.report.summary import LAST, evaluated_sets, shown, tail, validated_measures
 from opasd.report.tables import Cell, Table
@@ -89,11 +90,14 @@ def evaluations(runs: Sequence[Run]) -> Table | None:
     rows: list[list[Cell]] = []
     owners: list[int | None] = []
     for (benchmark, budget, samples, reasons), members in sorted(groups.items(), key=lambda item: item[0][:3]):
-        rows.append([Cell(f"{benchmark}, up to {budget:,} tokens, {samples} samples a problem{reasons}")])
+        asked = f"{samples} samples a problem" if samples > 1 else "1 sample a problem"
+        rows.append([Cell(f"{benchmark}, up to {budget:,} tokens, {asked}{reasons}")])
         rows += [_evaluation_row(runs[n].name, result) for n, result in members]
         owners += [None, *(runs[n].slot for n, _ in members)]
     note = "In per cent. In brackets: 95 % intervals for problems like these. n is the number of samples."
     header = ["model", "Avg@n", "Pass@n", "Maj@n", "tokens", "truncated"]
+    if all(samples == 1 for _, _, samples, _ in groups):  # Pass@1 and Maj@1 are Avg@1
+        header, rows = header[:2] + header[4:], [row[:2] + row[4:] for row in rows]
     return Table("evaluations", "Evaluations", header, rows, note, slots=owners)
 
 
@@ -113,23 +117,30 @@ def costs(runs: Sequence[Run]) -> Table | None:
     if not any(run.steps for run in runs):
         return None
     spendings = [run.spending for run in runs]
+    flops = [None if cost.eflops is None else EXA * cost.eflops for cost in spendings]
+    unit, scale = operations([own for own in flops if own is not None])
     speeds = [cost.ms_per_processed_token for cost in spendings]
     columns: list[Column] = [
         ("wall clock", [Cell(duration(cost.seconds), cost.seconds) for cost in spendings]),
         ("tokens generated", [Cell(short(cost.tokens_generated), cost.tokens_generated) for cost in spendings]),
         ("tokens processed", [Cell(short(cost.tokens_processed), cost.tokens_processed) for cost in spendings]),
-        ("EFLOPs", [Cell("–" if cost.eflops is None else f"{cost.eflops:.3g}", cost.eflops) for cost in spendings]),
+        (unit, [Cell(short(None if own is None else own / scale), own) for own in flops]),
         ("peak memory", [Cell(size(cost.peak_bytes), cost.peak_bytes) for cost in spendings]),
         ("ms / processed token", [Cell(fixed(speed, 3), speed) for speed in speeds]),
     ]
     note = (
-        "Wall clock: the sum of the steps, without validation and saving. EFLOPs (10¹⁸ operations): an estimate, 2 for "
-        "each parameter and token of a forward plus attention; rollouts, teacher and student one forward each, the "
+        "Wall clock: the sum of the steps, without validation and saving. "
+        f"{unit} (10{_powers(scale)} operations): an estimate, 2 for each parameter and token of a forward plus "
+        "attention; rollouts, teacher and student one forward each, the "
         "update a backward: one forward's worth through frozen weights, two through trained ones, one more where "
         "activations are recomputed. Peak memory: of the device, or of the process where there is none. Milliseconds: "
         "teacher, student and update, over the tokens both roles read."
     )
     return _by_run("cost", "Cost", runs, columns, note)
+
+
+def _powers(scale: float) -> str:
+    return str(round(math.log10(scale))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _by_run(table_id: str, title: str, runs: Sequence[Run], columns: Sequence[Column], note: str) -> Table:

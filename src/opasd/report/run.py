@@ -167,9 +167,14 @@ class Run:
     def method(self) -> str:
         """The name of what was trained."""
         token = number(self.setting("objective", "token_weight"))
-        attention = number(self.setting("objective", "attention_weight"))
+        weight = self.setting("objective", "attention_weight")
+        attention = 1.0 if weight == "balanced" else number(weight)
         if token is None or attention is None:
             return ""
+        if token == attention == 0:
+            terms = self.setting("objective", "terms") or {}
+            named = {"rejection": "rejection sampling", "likelihood": "SFT"}
+            return next((label for term, label in named.items() if terms.get(term)), "")
         return "OPSD" if attention == 0 else "attention only" if token == 0 else "OPASD"
 
 

@@ -100,6 +100,19 @@ class Scores:
         known = [method for method in self.methods if self.average(method) is not None]
         return next((method for method in known if method.kind == "base"), known[0] if known else None)
 
+    @cached_property
+    def ranked(self) -> list[Method]:
+        """The base first, then the others, the best first, then those that lack a score."""
+        means = {method.slot: score.mean if (score := self.average(method)) else -1.0 for method in self.methods}
+        others = [method for method in self.methods if method is not self.base]
+        return [*([self.base] if self.base else []), *sorted(others, key=lambda method: -means[method.slot])]
+
+    @property
+    def best(self) -> Method | None:
+        """The method with the highest average."""
+        known = [(score.mean, m) for m in self.methods if (score := self.average(m))]
+        return max(known, key=lambda pair: pair[0], default=(0, None))[1]
+
     def comparable(self) -> "Scores":
         """Return the scores on all benchmarks or, if no method has all of them, on the one that most methods have."""
         if not self.benchmarks or any(self.average(method) for method in self.methods):
@@ -115,7 +128,12 @@ class Scores:
 
 
 def find_scores(methods: Sequence[Method]) -> Scores:
-    """Return the scores on benchmarks; without an evaluation of the last validation, or of the last rollouts."""
+    """Return the scores on benchmarks; without an evaluation of the last validation, or of the last rollouts.
+
+    Checkpoints are no methods beside the results of trainings: their figures are by step."""
+    finished = [method for method in methods if not method.is_checkpoint]
+    if any(run.results for method in finished if method.kind != "base" for run in method.runs):
+        methods = finished
     runs = [run for method in methods for run in method.runs]
     notes: list[str] = []
     benchmarks = [_evaluated(methods, name, notes) for name in evaluated_sets(runs)]

@@ -55,6 +55,40 @@ def shared_start(texts: Sequence[str]) -> str:
     return first[: next(different, len(first))]
 
 
+def without_shared_start(names: Sequence[str]) -> list[str]:
+    """Return the names without the words that all of them begin with; as they are if one would be empty."""
+    cut = _shared_words(names)
+    return list(names) if any(len(name) == cut for name in names) else [name[cut:] for name in names]
+
+
+def short_names(names: Sequence[str], limit: int) -> list[str]:
+    """Return names of at most `limit` characters that differ where the names do, as far as that can be.
+
+    Left out is what all begin with, then what the long ones begin and end with, then the middle of a name, and if
+    that makes two alike, its beginning."""
+    if not names or max(map(len, names)) <= limit:
+        return list(names)
+    parts, tried = without_shared_start(names), []
+    long = [part for part in parts if len(part) > limit]
+    start, end = _shared_words(long), _shared_words([part[::-1] for part in long])
+    end = 0 if any(len(part) <= start + end for part in long) else end
+    for left, right in ((0, 0), (start, 0), (start, end)):
+        before, after = "…" if left else "", "…" if right else ""
+        cuts = [part if part not in long else f"{before}{part[left : len(part) - right]}{after}" for part in parts]
+        texts = [shortened(cut, limit) for cut in cuts]
+        if len(set(texts)) == len(set(names)):
+            if texts == cuts:
+                return texts
+            tried.append(texts)
+    return tried[-1] if tried else [part if part not in long else f"…{part[1 - limit :]}" for part in parts]
+
+
+def _shared_words(texts: Sequence[str]) -> int:
+    """Return the length of the words that all of several texts begin with."""
+    shared = len(shared_start(texts)) if len(texts) > 1 else 0
+    return max(texts[0].rfind(separator, 0, shared) for separator in "-_/ ") + 1 if shared else 0
+
+
 def split_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> list[list[T]]:
     """Split the items into lists of at most `limit` in size together; a list holds at least one item."""
     parts: list[list[T]] = []

@@ -2,7 +2,7 @@
 // Figures as charts.py and marks.py draw them, of the methods that are shown; and what other scripts share.
 const opasd = (() => {
   const COLOURS = 8, SHAPES = 4, WIDTH = 560, PLOT = 236, TOP = 24, BOTTOM = 46, ROW = 30, LEGEND = 20, TITLE = 36;
-  const CHARACTER = 7.3, LONGEST = 34, LABEL = 18, LABELROW = 15, MANY = 1200;
+  const CHARACTER = 7.3, LONGEST = 34, ROOMY = 420, LABELROW = 15, MANY = 1200;
   const data = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
   const make = (tag, options = {}, ...children) => {
     const node = Object.assign(document.createElement(tag), options);
@@ -79,21 +79,41 @@ const opasd = (() => {
     const head = Math.floor((limit - 1) * 2 / 3);
     return letters.slice(0, head).join("") + "…" + letters.slice(letters.length - (limit - 1 - head)).join("");
   };
-  const withoutSharedStart = (names) => {
-    if (names.length < 2 || (names.length <= COLOURS && Math.max(...names.map((name) => name.length)) <= LONGEST)) return names;
-    const sorted = [...names].sort(), first = sorted[0], last = sorted.at(-1);
+  const sharedWords = (texts) => {
+    if (texts.length < 2) return 0;
+    const sorted = [...texts].sort(), first = sorted[0], last = sorted.at(-1);
     let shared = 0;
     while (shared < first.length && first[shared] === last[shared]) shared += 1;
-    const start = names[0].slice(0, shared), cut = Math.max(...["-", "_", "/", " "].map((one) => start.lastIndexOf(one))) + 1;
+    const start = texts[0].slice(0, shared);
+    return Math.max(...["-", "_", "/", " "].map((one) => start.lastIndexOf(one))) + 1;
+  };
+  const withoutSharedStart = (names) => {
+    const cut = sharedWords(names);
     return names.some((name) => name.length === cut) ? names : names.map((name) => name.slice(cut));
+  };
+  const shortNames = (names, limit) => {
+    const isLong = (name) => [...name].length > limit, backwards = (name) => [...name].reverse().join("");
+    if (!names.some(isLong)) return names;
+    const parts = withoutSharedStart(names), long = parts.filter(isLong), tried = [], apart = new Set(names).size;
+    const start = sharedWords(long), shared = sharedWords(long.map(backwards)), end = long.some((part) => part.length <= start + shared) ? 0 : shared;
+    for (const [left, right] of [[0, 0], [start, 0], [start, end]]) {
+      const cuts = parts.map((part) => isLong(part) ? (left ? "…" : "") + part.slice(left, part.length - right) + (right ? "…" : "") : part);
+      const texts = cuts.map((cut) => shortened(cut, limit));
+      if (new Set(texts).size !== apart) continue;
+      if (texts.every((one, at) => one === cuts[at])) return texts;
+      tried.push(texts);
+    }
+    return tried.at(-1) || parts.map((part) => isLong(part) ? "…" + [...part].slice([...part].length - limit + 1).join("") : part);
   };
 
   // ---- the frame ---------------------------------------------------------------------------------------------------
   const one = (value) => value.toFixed(1);
   const text = (content) => content.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
   const isBold = (series) => series.p.length && !series.f;
-  const isLabelled = (figure) => { const bold = figure.series.filter(isBold).length;
-    return figure.kind === "line" && bold > 0 && bold <= COLOURS; };
+  const isLabelled = (figure, width) => { const bold = figure.series.filter(isBold).length;
+    return figure.kind === "line" && bold > 0 && bold <= COLOURS && width >= ROOMY; };
+  const endNames = (figure, width) => shortNames(figure.series.filter(isBold).map((own) => own.n), Math.floor((width / 3 - 30) / CHARACTER));
+  const rowNames = (figure, width) => shortNames(figure.cat, Math.floor((0.4 * width - 14) / CHARACTER));
   const padded = (low, high, share) => {
     const span = high - low;
     if (span > Math.abs(high) * 1e-9) return [low - span * share, high + span * share];
@@ -108,7 +128,7 @@ const opasd = (() => {
     const xs = points.length ? points.map((point) => point[0]) : [0], ends = series.flatMap((own) => [...(own.lo || []), ...(own.hi || [])]);
     let ys = points.length ? points.map((point) => point[1]) : [0], frame;
     if (kind === "forest") {
-      const all = [...xs, ...ends, 0], left = 14 + CHARACTER * Math.max(0, ...cat.map((name) => Math.min([...name].length, LABEL)));
+      const all = [...xs, ...ends, 0], left = 14 + CHARACTER * Math.max(0, ...rowNames(figure, width).map((name) => [...name].length));
       frame = { width, left, right: width - valueRoom(width), top, bottom: top + ROW * cat.length,
         x: padded(least(all), most(all), 0.06), y: [cat.length - 0.5, -0.5] };
     } else {
@@ -122,9 +142,8 @@ const opasd = (() => {
       if (kind === "bar" && high === 0 && low < 0) yHigh = 0;
       if (figure.pct && low >= 0 && high <= 1) { yLow = Math.max(yLow, 0); yHigh = Math.min(yHigh, 1); }
       const widest = Math.max(0, ...labels(ticks(yLow, yHigh), figure.pct).map((label) => label.length));
-      const right = isLabelled(figure) ? 26 + CHARACTER * Math.max(0, ...series.filter((own) => !own.f).map((own) =>
-        [...shortened(own.n, LABEL)].length)) : 20;
-      frame = { width, left: 16 + CHARACTER * widest, right: width - Math.min(right, width / 3), top, bottom: top + PLOT, x, y: [yLow, yHigh] };
+      const right = isLabelled(figure, width) ? 30 + CHARACTER * Math.max(0, ...endNames(figure, width).map((name) => [...name].length)) : 20;
+      frame = { width, left: 16 + CHARACTER * widest, right: width - right, top, bottom: top + PLOT, x, y: [yLow, yHigh] };
     }
     frame.across = (value) => frame.left + (value - frame.x[0]) / (frame.x[1] - frame.x[0]) * (frame.right - frame.left);
     frame.down = (value) => frame.bottom - (value - frame.y[0]) / (frame.y[1] - frame.y[0]) * (frame.bottom - frame.top);
@@ -166,8 +185,8 @@ const opasd = (() => {
       return `<g class="run${own.r}">${inner}</g>`;
     }).join("");
   }
-  function directLabels({ series }, frame) {
-    const bold = series.filter(isBold), places = [];
+  function directLabels(figure, frame) {
+    const bold = figure.series.filter(isBold), names = endNames(figure, frame.width), places = [];
     const ends = bold.map((own, at) => [frame.down(own.p.at(-1)[1]), at]).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
     for (const [y] of ends) places.push(places.length ? Math.max(y, places.at(-1) + LABELROW) : Math.max(y, frame.top + 4));
     for (let at = places.length - 1; at >= 0; at -= 1)
@@ -175,7 +194,8 @@ const opasd = (() => {
     return ends.map(([y, at], n) => {
       const own = bold[at], x = frame.across(own.p.at(-1)[0]);
       return `<g class="run${own.r}"><path class="lead k${own.r % COLOURS}" d="M${one(x + 3)} ${one(y)}L${one(frame.right + 10)} `
-        + `${one(places[n])}"/><text class="name" x="${one(frame.right + 14)}" y="${one(places[n] + 4)}">${text(shortened(own.n, LABEL))}</text></g>`;
+        + `${one(places[n])}"/>${mark(own.r, frame.right + 12, places[n], 3.6)}`
+        + `<text class="name" x="${one(frame.right + 20)}" y="${one(places[n] + 4)}">${text(names[at])}</text></g>`;
     }).join("");
   }
   function bars(figure, frame) {
@@ -205,14 +225,14 @@ const opasd = (() => {
     }).join("") + "</g>").join("");
   }
   function forest(figure, frame) {
-    const zero = one(frame.across(0));
+    const zero = one(frame.across(0)), names = rowNames(figure, frame.width);
     return `<line class="zero" x1="${zero}" y1="${one(frame.top)}" x2="${zero}" y2="${one(frame.bottom)}"/>`
       + faintFirst(figure.series).map((own) => `<g class="run${own.r}">` + own.p.map(([x, y], at) => {
         const place = frame.across(x), row = frame.down(y), colour = own.r % COLOURS;
         if (own.f) return `<circle class="seed f${colour}" cx="${one(place)}" cy="${one(row + 9)}" r="2.4"/>`;
         const low = own.lo[at], high = own.hi[at];
         const words = fixed(x, 1, true) + (low === high ? "" : ` [${fixed(low, 1, true)}, ${fixed(high, 1, true)}]`);
-        return `<text class="name" x="8" y="${one(row + 4)}">${text(shortened(figure.cat[y], LABEL))}</text>`
+        return `<text class="name" x="8" y="${one(row + 4)}">${text(names[y])}</text>`
           + `<line class="curve k${colour}" x1="${one(frame.across(low))}" y1="${one(row)}" x2="${one(frame.across(high))}" y2="${one(row)}"/>`
           + mark(own.r, place, row, 4.6) + (valueRoom(frame.width) > 100
             ? `<text class="name" x="${one(frame.right + 12)}" y="${one(row + 4)}">${text(words)}</text>` : "");
@@ -258,9 +278,10 @@ const opasd = (() => {
     return parts.join("");
   }
   function legend(figure, width) {
-    if (isLabelled(figure) || figure.kind === "forest") return ["", 0];
+    if (isLabelled(figure, width) || figure.kind === "forest") return ["", 0];
     const seen = new Map(figure.series.filter(isBold).map((own) => [own.n + "\n" + own.r, own]));
-    const owners = [...seen.values()], texts = withoutSharedStart(owners.map((own) => own.n)).map((name) => shortened(name, LONGEST));
+    const owners = [...seen.values()], all = owners.map((own) => own.n);
+    const texts = shortNames(all.length > COLOURS ? withoutSharedStart(all) : all, LONGEST);
     let x = 16, y = 14, out = "";
     owners.forEach((own, at) => {
       const wide = 26 + CHARACTER * [...texts[at]].length + 12;
@@ -284,7 +305,7 @@ const opasd = (() => {
     const frame = frameOf(figure, TOP + height + (alone ? TITLE : 0), width), total = Math.round(frame.bottom + BOTTOM);
     const inside = { line: lines, bar: bars, scatter: bubbles, forest }[figure.kind](figure, frame);
     let content = `<g transform="translate(0 ${alone ? TITLE : 0})">${names}</g>${axes(figure, frame)}${inside}`
-      + (isLabelled(figure) ? directLabels(figure, frame) : "");
+      + (isLabelled(figure, width) ? directLabels(figure, frame) : "");
     if (alone) content = `<style>${resolved(data("chart-style"))}</style><rect class="back" width="${width}" height="${total}"/>`
       + `<text class="title" x="16" y="26">${text(figure.title)}</text>` + content;
     return { content, frame, height: total };

@@ -23,7 +23,7 @@ opasd.attention = (() => {
   }
   return { unpack, percent, signed, fine, most, OCTAVES };
 })();
-opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, cursor, mapKey, top, columns, show, line, badges }) => {
+opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, cursor, band, mapKey, top, columns, show, line, badges }) => {
   const { make, svgNode: svg, ticks, labels } = opasd, { percent, signed, fine, most } = opasd.attention;
 
   // ---- curves and map ----------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
     const others = now.names.filter((_, at) => at !== lastStage());
     label(`${now.divergence}${narrow ? "," : ", projected teacher and student"}${now.names.length > 1 ? ` ${now.names[lastStage()]} (dashed: ${others.join(", ")})` : ""}`, LEFT, half + 11);
     const marked = ticks(1, now.steps, Math.max(2, Math.floor(width / 110)), true).filter((step) => step >= 1);
-    for (const step of marked) label(String(step), across(step - 1, width), height - 4, "middle");
+    for (const step of marked) if (across(step - 1, width) < width - RIGHT - 40) label(String(step), across(step - 1, width), height - 4, "middle");
     label("step", width - RIGHT, height - 4, "end");
     return parts;
   }
@@ -69,7 +69,7 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
   function moveCursors() {
     const now = current();
     const x = across(state.step, width).toFixed(1);
-    for (const [name, value] of [["x1", x], ["x2", x], ["y1", 4], ["y2", height - 16]]) line1.setAttribute(name, value);
+    for (const [name, value] of [["x1", x], ["x2", x], ["y1", 16], ["y2", height - 16]]) line1.setAttribute(name, value);
     cursor.style.left = `${(100 * (state.step + 0.5) / now.steps).toFixed(2)}%`;
   }
   const rgb = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim().split(/\s+/).map(Number);
@@ -102,7 +102,11 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
       if (step < steps) setTimeout(work); else canvas.dataset.ready = "yes";
     };
     canvas.dataset.ready = "";
-    mapKey.textContent = `${source === "difference" ? "teacher − student" : source}: step → , position ↓${source === "teacher" ? ` (the solution: positions ${record.teacher.solution.join(" to ")} of ${length})` : ""}`;
+    mapKey.textContent = `${source === "difference" ? "teacher − student" : source}: step → 1 to ${steps}, position ↓ 1 to ${length}${source === "teacher" ? "; a line at the left: the solution" : ""}`;
+    const [begin, end] = record.teacher.solution;
+    band.hidden = source !== "teacher" || end <= begin;
+    band.style.top = `${(100 * begin / length).toFixed(2)}%`;
+    band.style.height = `${(100 * (end - begin) / length).toFixed(2)}%`;
     work();
   }
 
@@ -112,7 +116,7 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
     const now = current();
     const { record } = now, { step } = state, rho = now.rho[step];
     columns.teacher.note.textContent = `${percent(rho)} of its attention is on the solution${now.rhoText ? ` (${split(step)})` : ""}.`;
-    columns.teacher.label.textContent = `only the teacher sees this${now.rhoText ? `: ${split(step)}` : ""}`;
+    columns.teacher.label.textContent = `only the teacher sees this${now.rhoText ? `; ${percent(now.rhoText[step])} on its text` : ""}`;
     columns.projected.note.textContent = { project: "The same without the solution, renormalised: what the student is taught.",
       redistribute: "The solution's share given to the prompt: what the student is taught.",
       shuffle: "The solution's share given to shuffled prompt positions: what the student is taught." }[record.handling] || "What the student is taught.";
@@ -146,8 +150,8 @@ opasd.overview = ({ state, current, firstStage, lastStage, curves, canvas, curso
       bar.style.width = Math.max(1, 90 * value / highest).toFixed(0) + "px"; bar.style.background = `rgb(var(--${name}))`;
       return make("td", {}, percent(value) + " ", bar); };
     const lines = found.map(([at, target, mine]) => {
-      const spot = shared[at], around = make("code", { dir: "auto" }, tokens.slice(Math.max(0, spot - 4), spot).join(""),
-        make("em", { textContent: tokens[spot].replace(/\n/g, "⏎") || "·" }), tokens.slice(spot + 1, spot + 4).join(""));
+      const flat = (from, to) => tokens.slice(Math.max(0, from), to).join("").replace(/\n+/g, "⏎");
+      const spot = shared[at], around = make("code", { dir: "auto" }, flat(spot - 4, spot), make("em", { textContent: flat(spot, spot + 1) || "·" }), flat(spot + 1, spot + 4));
       const row = make("tr", {}, make("td", {}, around), beam("projected", target), beam("student", mine), make("td", { textContent: signed(target - mine) }));
       const flash = (on) => { for (const name of ["projected", "student"]) columns[name].spans[spot].classList.toggle("flash", on); };
       row.addEventListener("pointerenter", () => { show(columns.projected, spot); show(columns.student, spot); flash(true); });

@@ -1,7 +1,7 @@
 "use strict";
 // The attention viewer's present view as a picture of its own, 1920 × 1080, with caption: for a slide.
 opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split, scaleWords, both }) => {
-  const WIDE = 1920, HIGH = 1080, EDGE = 48, SIZE = 19, LINE = 29, MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace";
+  const WIDE = 1920, HIGH = 1080, EDGE = 48, SIZE = 20, LINE = 30, GRAPH = 1.35, MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace";
   const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
   const rgb = (name) => `rgb(${colour(name).split(/\s+/).join(",")})`;
   const safe = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`).replace(/[\u0000-\u0008\u000b-\u001f\ud800-\udfff\ufffe\uffff]/g, "\ufffd");
@@ -18,11 +18,11 @@ opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split,
   words(cut(`step ${step + 1} of ${now.steps}, predicts “${token}” · ρ ${percent(now.rho[step])}${now.rhoText ? ` (${split(step)})` : ""} · ${now.divergence} ${divergences}`, WIDE - 2 * EDGE, 23), EDGE, 102, 'class="s"');
   // The curves, as on the page.
   const graph = document.createElementNS("http://www.w3.org/2000/svg", "g");
-  graph.append(...curveParts(WIDE - 2 * EDGE, 150));
-  out.push(`<g transform="translate(${EDGE} 118)" class="v-curves">${graph.innerHTML}</g>`);
-  const x = 46 + (now.steps < 2 ? 0.5 : step / (now.steps - 1)) * (WIDE - 2 * EDGE - 56);
-  out.push(`<line x1="${(EDGE + x).toFixed(1)}" x2="${(EDGE + x).toFixed(1)}" y1="122" y2="252" stroke="${colour("--ink")}" stroke-width="2"/>`);
-  const shown = Object.values(columns).filter((column) => !column.panel.hidden), gap = 22, top = 292, bottom = HIGH - 96;
+  const across = (WIDE - 2 * EDGE) / GRAPH, x = (46 + (now.steps < 2 ? 0.5 : step / (now.steps - 1)) * (across - 56)).toFixed(1);
+  graph.append(...curveParts(across, 150));
+  out.push(`<g transform="translate(${EDGE} 114) scale(${GRAPH})" class="v-curves">${graph.innerHTML}`
+    + `<line x1="${x}" x2="${x}" y1="16" y2="134" stroke="${colour("--ink")}" stroke-width="1.6"/></g>`);
+  const shown = Object.values(columns).filter((column) => !column.panel.hidden), gap = 22, top = 334, bottom = HIGH - 96;
   const width = (WIDE - 2 * EDGE - gap * (shown.length - 1)) / shown.length;
   shown.forEach((column, number) => {
     const left = EDGE + number * (width + gap), inner = width - 28;
@@ -55,13 +55,13 @@ opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split,
     };
     const inside = inSight(column), solution = inside.filter((span) => span.parentElement === column.solution), others = inside.filter((span) => span.parentElement !== column.solution);
     if (solution.length) {
-      words(cut(column.label.textContent, inner, 17, 600), left + 14, y - 6, 'class="n"');
+      words(cut(column.label.textContent, inner, 17, 600) === column.label.textContent ? column.label.textContent : column.label.textContent.split(";")[0], left + 14, y - 6, 'class="n"');
       y += 22;
       const from = y - 22;
       begin = y;
-      write(solution, y + 9 * LINE);
-      out.push(`<rect x="${left + 4}" y="${from}" width="4" height="${Math.max(20, Math.min(y, from + 10 * LINE) - from)}" fill="${rgb("--teacher")}"/>`);
-      y = Math.min(y, from + 22 + 9 * LINE) + LINE + 12;
+      write(solution, y + 8 * LINE);
+      out.push(`<rect x="${left + 4}" y="${from}" width="4" height="${Math.max(20, Math.min(y, from + 9 * LINE) - from)}" fill="${rgb("--teacher")}"/>`);
+      y = Math.min(y, from + 22 + 8 * LINE) + LINE + 12;
       x_ = 0;
     }
     begin = y;
@@ -71,9 +71,9 @@ opasd.slide = ({ state, now, columns, inSight, curveParts, percent, fine, split,
   const shade = state.scale === "difference" ? "Shades: teacher − student" : `Shades: ${state.scale}, full at ${scaleWords(now.values.top)}`;
   words(cut(`Where the teacher looks with the solution in view, the same projected onto what the student sees, and where the student looks${when ? ", " + when : ""}.`, WIDE - 2 * EDGE, 21), EDGE, HIGH - 56, 'class="c"');
   words(cut(`${where}. ${shade}. ${record.model || ""}`, WIDE - 2 * EDGE, 21), EDGE, HIGH - 26, 'class="c"');
-  const rules = `text{font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-serif;fill:${colour("--ink")}}.h{font-size:34px;font-weight:650}.s{font-size:23px}`
+  const rules = `text{font-family:system-ui,'Segoe UI',Helvetica,Arial,'Liberation Sans','DejaVu Sans','Noto Sans',sans-serif;fill:${colour("--ink")}}.h{font-size:34px;font-weight:650}.s{font-size:23px}`
     + `.p{font-size:22px;font-weight:600}.n{font-size:17px;font-weight:600}.c{font-size:21px;fill:${colour("--soft")}}.t{font-family:${MONO};font-size:${SIZE}px}.l{fill:${colour("--soft")}}`
-    + `.v-curves text{font-size:13px;fill:${colour("--soft")}}.v-curves path{fill:none;stroke-width:2.4}.v-curves .v-rho{stroke:${rgb("--teacher")}}`
+    + `.v-curves text{font-size:13px;fill:${colour("--soft")}}.v-curves path{fill:none;stroke-width:1.9}.v-curves .v-rho{stroke:${rgb("--teacher")}}`
     + `.v-curves .v-area{fill:${rgb("--teacher")};fill-opacity:.28}.v-curves .v-div{stroke:${rgb("--student")}}.v-curves .v-other{stroke:${colour("--soft")};stroke-dasharray:5 4}.v-base{stroke:${colour("--line")}}`;
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDE} ${HIGH}" width="${WIDE}" height="${HIGH}"><style>${rules}</style>`
     + `<rect width="${WIDE}" height="${HIGH}" fill="${colour("--back")}"/>${out.join("")}</svg>`;

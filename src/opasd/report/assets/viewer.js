@@ -19,14 +19,14 @@
     ["difference", "shades: teacher − student"]]);
   const mapOf = select("Map", [["teacher", "map: teacher"], ["projected", "map: projected"], ["student", "map: student"], ["difference", "map: teacher − student"]]);
   const skip = make("input", { type: "checkbox" });
-  const play = tool("▶ play"), wide = tool("⛶", "full screen"), save = tool("CSV", "the curves, with their tokens");
+  const play = tool("▶ play"), wide = tool("full screen"), save = tool("CSV", "the curves, with their tokens");
   const asSvg = tool("SVG", "this view as a slide"), asPng = tool("PNG", "this view as a slide"), link = tool("link", "a link that opens here");
   const jumps = select("Go to", [["", "go to …"], ["div", "largest divergence"], ["rho", "most on the solution"], ["gain", "most changed by training"]]);
   const badges = make("div", { className: "v-badges" }), line = make("div", { className: "v-now", ariaLive: "polite" });
   const curves = svg("svg", { class: "v-curves", role: "img", "aria-label": "ρ and the divergence along the trajectory; the slider below changes the step" });
   const canvas = make("canvas", { className: "v-map", tabIndex: 0, ariaLabel: "Overview: attention by step, left to right, and position, top to bottom; a click goes there" });
   canvas.setAttribute("role", "img");
-  const cursor = make("div", { className: "v-cross" }), mapBox = make("div", { className: "v-mapbox" }, canvas, cursor), mapKey = make("div", { className: "v-mapkey" });
+  const cursor = make("div", { className: "v-cross" }), band = make("div", { className: "v-band" }), mapBox = make("div", { className: "v-mapbox" }, canvas, band, cursor), mapKey = make("div", { className: "v-mapkey" });
   const slide = make("input", { type: "range", className: "v-slide", min: 0, ariaLabel: "Step" });
   const box = (ariaLabel, className) => { const made = make("div", { className, tabIndex: 0, ariaLabel, dir: "auto" }); made.setAttribute("role", "region"); return made; };
   const columns = Object.fromEntries(panels.map((name) => {
@@ -117,7 +117,7 @@
   }
 
   const { LEFT, RIGHT, curveParts, drawCurves, moveCursors, drawMap, drawTop, drawWords, split } = opasd.overview({ state, current: () => now, firstStage, lastStage,
-    curves, canvas, cursor, mapKey, top, columns, show, line, badges });
+    curves, canvas, cursor, band, mapKey, top, columns, show, line, badges });
 
   // ---- the tokens --------------------------------------------------------------------------------------------------
   const visible = (token) => token === "" ? "" : token.replace(/\n/g, "⏎\n").replace(/^ +$/, (spaces) => "·".repeat(spaces.length));
@@ -351,7 +351,6 @@
     navigator.clipboard?.writeText(location.href).then(() => { link.textContent = "copied"; setTimeout(() => { link.textContent = "link"; }, 1500); }, () => {});
   });
   wide.addEventListener("click", () => document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen?.());
-  wide.ariaLabel = "full screen";
   wide.hidden = !root.requestFullscreen;
   jumps.addEventListener("change", () => {
     const value = now && { div: (step) => now.students[lastStage()].divergence[step], rho: (step) => now.rho[step],
