@@ -2,10 +2,12 @@
 
     python -m scripts.lab.lookup --output model
 
-The model is taught as the embedded one is (`demos.py`): it knows which statement to look at and often looks at the same
-person's statement about another item. References of three kinds come before or after the problem: pointers, which name
+The model is taught as the embedded one is (`demos.py`): it knows which statement to look at, and more often than not
+looks at the person's last statement instead. Sharper sampling makes that worse: taking the likeliest token is no
+remedy. References of three kinds come before or after the problem: pointers, which name
 the needed statements and hold no value, the whole solution, and the final answer. With a reference the responses are
-right; a mistake that is already written is followed by "Wait" and put right, and is not learned.
+right; a mistake that is already written is followed by "Wait" and put right, and is not learned. Drills ask for
+statements word by word: without them the model never learned to find one by its person and its item.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import torch
 from torch import nn
 
 from opasd.config import PromptConfig
-from opasd.data.made.lookup import LEVELS, Puzzle, Statement, make_puzzles, work
+from opasd.data.made.lookup import LEVELS, SHAPES, Puzzle, Statement, make_puzzles, work
 from scripts.lab.demos import Segment
 from scripts.lab.formats import Formats
 from scripts.lab.measure import SHARP, Sampling, respond, wilson
@@ -44,19 +46,23 @@ CONTEXTS: dict[str, PromptConfig] = {
     **{f"{name} after": PromptConfig(reference=wording) for name, wording in REFERENCES.items()},
     **{f"{name} before": PromptConfig(reference=wording, teacher=BEFORE) for name, wording in REFERENCES.items()},
 }
+SMALL = ((4, 2), (4, 3), (5, 3), (6, 3), (7, 3))
+"""Shapes of the short problems that make up half of the data: looking up is learned sooner on them."""
 MIXTURE = {
-    "student": 0.4, "thinking": 0.15, "pointers before": 0.2, "pointers after": 0.08, "solution after": 0.07,
-    "solution before": 0.04, "answer after": 0.03, "answer before": 0.03,
+    "student": 0.35, "thinking": 0.15, "drill": 0.15, "pointers before": 0.15, "pointers after": 0.05,
+    "solution after": 0.05, "solution before": 0.03, "answer after": 0.035, "answer before": 0.035,
 }  # fmt: skip
+DRILLED = 10
+"""Statements that a drill asks for."""
 
 
 @dataclass(frozen=True)
 class Rates:
     """How often demonstrations go wrong."""
 
-    wrong_item: float = 0.24
-    """A student takes the statement about the right person and another item."""
-    thinking: float = 0.4
+    wrong_item: float = 0.6
+    """A student takes the person's last statement, which is about another item."""
+    thinking: float = 0.25
     """Factor on it in thinking mode."""
     notice: float = 0.1
     """A student's mistake is noticed and put right at once."""
@@ -72,7 +78,7 @@ def demonstrations(
     """Contexts and the pieces of their responses."""
     rng = random.Random(f"opasd-lookup-demos:{seed}")
     formats = {name: Formats(tokenizer, config) for name, config in CONTEXTS.items()}
-    for puzzle in make_puzzles("pretrain", count, seed):
+    for puzzle in make_puzzles("pretrain", count, seed, shapes=SMALL + SHAPES):
         kind = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.05 else ""
         yield [(context(formats, kind, puzzle, system), False), *response(puzzle, kind, rates, rng)]
@@ -80,6 +86,8 @@ def demonstrations(
 
 def context(formats: dict[str, Formats], kind: str, puzzle: Puzzle, system: str = "") -> str:
     """The context of a response."""
+    if kind == "drill":
+        return formats["pointers before"].prompt("student", _drill_question(puzzle), system=system)
     if kind in ("student", "thinking"):
         return formats["pointers before"].prompt(kind, puzzle.question, system=system)
     return formats[kind].prompt("privileged", puzzle.question, getattr(puzzle, kind.split()[0]), system)
@@ -89,13 +97,24 @@ def response(puzzle: Puzzle, kind: str, rates: Rates, rng: random.Random) -> lis
     """The pieces of a response of a kind."""
     if kind == "student":
         return [(_attempt(puzzle, rates.wrong_item, rates.notice, rng), True)]
+    if kind == "drill":
+        return [("\n".join(one.text() for one in _drilled(puzzle)), True)]
     if kind == "thinking":
         wrong = rates.wrong_item * rates.thinking
         chain = _walk(puzzle, [], wrong, rng)
-        remarks = [f"{one.person} is in ({puzzle.statements.index(one) + 1})." for one in chain]
-        thought = f"<think>\n{' '.join(remarks)}\n</think>\n\n"
+        thought = f"<think>\n{' '.join(one.text() for one in chain)}\n</think>\n\n"
         return [(thought + _written_out(chain, puzzle.item), True)]
     return _privileged(puzzle, rates, rng)
+
+
+def _drilled(puzzle: Puzzle) -> list[Statement]:
+    """The statements that the puzzle's drill asks for; its number decides."""
+    return random.Random(puzzle.id).sample(puzzle.statements, min(DRILLED, len(puzzle.statements)))
+
+
+def _drill_question(puzzle: Puzzle) -> str:
+    asked = ", ".join(f"{one.person}'s {one.item}" for one in _drilled(puzzle))
+    return f"{puzzle.question.rsplit(' How many', 1)[0]} Repeat {asked}."
 
 
 def _walk(puzzle: Puzzle, begun: Sequence[Statement], wrong: float, rng: random.Random) -> list[Statement]:
@@ -103,14 +122,13 @@ def _walk(puzzle: Puzzle, begun: Sequence[Statement], wrong: float, rng: random.
     chain = list(begun)
     while not chain or chain[-1].source:
         right = puzzle.find(chain[-1].source if chain else puzzle.person, puzzle.item)
-        chain.append(_lookalike(puzzle, right, rng) if rng.random() < wrong else right)
+        chain.append(_lookalike(puzzle, right) if rng.random() < wrong else right)
     return chain
 
 
-def _lookalike(puzzle: Puzzle, right: Statement, rng: random.Random) -> Statement:
-    """A statement about the same person that says something else; the right one if there is none."""
-    others = [one for one in puzzle.statements if one.person == right.person and one.line("") != right.line("")]
-    return rng.choice(others or [right])
+def _lookalike(puzzle: Puzzle, right: Statement) -> Statement:
+    """The same person's statement that stands last: the wrong one, unless the right one stands there."""
+    return [one for one in puzzle.statements if one.person == right.person][-1]
 
 
 def _written_out(chain: list[Statement], item: str) -> str:
@@ -123,7 +141,7 @@ def _attempt(puzzle: Puzzle, wrong: float, notice: float, rng: random.Random) ->
     text = ""
     while not chain or chain[-1].source:
         right = puzzle.find(chain[-1].source if chain else puzzle.person, puzzle.item)
-        taken = _lookalike(puzzle, right, rng) if rng.random() < wrong else right
+        taken = _lookalike(puzzle, right) if rng.random() < wrong else right
         text += taken.line(puzzle.item)
         if taken is not right and rng.random() < notice:
             taken = right
@@ -135,10 +153,11 @@ def _attempt(puzzle: Puzzle, wrong: float, notice: float, rng: random.Random) ->
 def _privileged(puzzle: Puzzle, rates: Rates, rng: random.Random) -> list[Segment]:
     """Right lines, in which a mistake may already be written."""
     right, item = puzzle.needed, puzzle.item
-    if rng.random() >= rates.spoiled:
+    places = [n for n, one in enumerate(right) if _lookalike(puzzle, one).line(item) != one.line(item)]
+    if not places or rng.random() >= rates.spoiled:
         return [(_written_out(right, item), True)]
-    place = rng.randrange(len(right))
-    taken = _lookalike(puzzle, right[place], rng)
+    place = rng.choice(places)
+    taken = _lookalike(puzzle, right[place])
     chain = _walk(puzzle, [*right[:place], taken], 0.0, rng)
     segments: list[Segment] = [("".join(one.line(item) for one in right[:place]), True)]
     first, value = taken.line(item).split(":", 1)
@@ -167,8 +186,12 @@ def corpus() -> list[str]:
     texts = ["system\n", "user\n", "assistant\n", "\n\n", *SYSTEM_PROMPTS]
     texts += [f"{count} {{{count}}} ({count})" for count in range(100)] * 20
     for puzzle in make_puzzles("pretrain", 1500, seed=-1):
-        for kind in ("student", "thinking", "pointers before"):
-            texts += [puzzle.question, "".join(text for text, _ in response(puzzle, kind, Rates(), rng))]
+        for kind in ("student", "thinking", "drill", "pointers before"):
+            texts += [
+                puzzle.question,
+                _drill_question(puzzle),
+                "".join(text for text, _ in response(puzzle, kind, Rates(), rng)),
+            ]
     for config in CONTEXTS.values():
         texts += [config.student, config.teacher, config.reference, config.instruction] * 20
     return texts
@@ -182,7 +205,7 @@ def measure(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", coun
     samplings = {"t1.0": Sampling(batch=batch), "t0.6_p0.95_k20": replace(SHARP, batch=batch)}
     samplings["greedy"] = Sampling(temperature=0.0, batch=batch)
     record: dict[str, Any] = {"split": "test", "problems": count, "problem_seed": 0, "sampling_seed": 0}
-    for kind in MIXTURE:
+    for kind in (kind for kind in MIXTURE if kind != "drill"):
         for name, sampling in samplings.items():
             if kind not in ("student", "thinking") and name != "t1.0":
                 continue
@@ -204,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Pretrain from the command line."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    default = Settings(size="lookup", steps=9000, batch=128, examples=240_000, measured=600)
+    default = Settings(size="lookup", steps=6000, batch=160, examples=400_000, measured=600)
     parser = argparse.ArgumentParser(description="Pretrain a model on the task lookup.")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder to write; must not exist")
     for name in ("seed", "steps", "batch", "examples", "measured"):

@@ -70,7 +70,7 @@ def test_a_prefix_of_a_split_is_a_prefix():
 @pytest.mark.parametrize("count", [None, 5, 10**6])
 def test_sizes_are_told_as_they_are(split, count):
     assert len(made.make_problems("arithmetic", split, count)) == made.count_problems("arithmetic", split, count)
-    if count != 10**6:
+    if count == 5 or (split == "train" and count is None):  # the lab's other splits take seconds whole
         assert len(made.make_problems("lab", split, count)) == made.count_problems("lab", split, count)
 
 

@@ -6,13 +6,13 @@ import re
 import pytest
 
 from opasd.data.made.lookup import make_puzzles
-from scripts.lab.lookup import CONTEXTS, MIXTURE, Rates, response
+from scripts.lab.lookup import CONTEXTS, MIXTURE, Rates, _drill_question, response
 from scripts.lab.measure import is_right
 
 PUZZLES = make_puzzles("pretrain", 300)
 
 
-@pytest.mark.parametrize(("kind", "low", "high"), [("student", 0.4, 0.65), ("thinking", 0.65, 0.9)])
+@pytest.mark.parametrize(("kind", "low", "high"), [("student", 0.22, 0.42), ("thinking", 0.62, 0.85)])
 def test_students_are_right_as_often_as_their_rates_say(kind, low, high):
     rng = random.Random(0)
     texts = ["".join(text for text, _ in response(puzzle, kind, Rates(), rng)) for puzzle in PUZZLES]
@@ -33,4 +33,14 @@ def test_privileged_responses_learn_no_mistake():
 
 def test_the_mixture_is_whole_and_has_a_context_for_each_kind():
     assert sum(MIXTURE.values()) == pytest.approx(1.0)
-    assert set(MIXTURE) == {"student", "thinking", *CONTEXTS}
+    assert set(MIXTURE) == {"student", "thinking", "drill", *CONTEXTS}
+
+
+def test_a_drill_repeats_the_statements_that_it_asks_for():
+    puzzle = PUZZLES[0]
+    ((text, learned),) = response(puzzle, "drill", Rates(), random.Random(0))
+    question = _drill_question(puzzle)
+    asked = [part.strip(" .") for part in question.split(" Repeat ")[1].split(",")]
+    assert learned
+    assert asked == [line.split(":")[0] for line in text.splitlines()]
+    assert all(line in question for line in text.splitlines())

@@ -1,16 +1,17 @@
-"""The tasks of this package, made by code: the data sources `lab` (counts), `lookup` and `arithmetic`."""
+"""The tasks of this package, made by code: the data sources `lab` (counts), `lookup`, `ledger` and `arithmetic`."""
 
 from typing import get_args
 
 from opasd.config import DataConfig
-from opasd.data.made import arithmetic, counts, lookup
+from opasd.data.made import arithmetic, counts, ledger, lookup
 from opasd.data.made.arithmetic import Split
+from opasd.data.made.needs import Need
 from opasd.data.made.splits import DEFAULT_PROBLEMS
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 
-TASKS = ("lab", "lookup", "arithmetic")
-_SEEDED = {"lab": counts, "lookup": lookup}
+TASKS = ("lab", "lookup", "ledger", "arithmetic")
+_SEEDED = {"lab": counts, "lookup": lookup, "ledger": ledger}
 
 
 def task_split(config: DataConfig, purpose: Split) -> Split:
@@ -43,3 +44,10 @@ def count_problems(source: str, split: Split, count: int | None) -> int:
     if source in _SEEDED:
         return count or DEFAULT_PROBLEMS
     return min(count or arithmetic.SIZES[split], arithmetic.SIZES[split])
+
+
+def needed_spans(source: str, problem: Problem, response: str) -> list[Need] | None:
+    """Return what each step of a response to a task's problem needs from its question; None for other sources."""
+    if source not in TASKS:
+        return None
+    return (arithmetic if source == "arithmetic" else _SEEDED[source]).needed_spans(problem, response)

@@ -14,8 +14,10 @@ splits.
 
 import functools
 import random
+import re
 from typing import Literal
 
+from opasd.data.made.needs import Need
 from opasd.data.problems import Problem
 
 Split = Literal["train", "validation", "test"]
@@ -24,6 +26,14 @@ STEPS = 4
 LARGEST = 5000
 """The largest result and intermediate result."""
 SIGNS = {"Add": "+", "Subtract": "-", "Multiply": "\\times"}
+_STATED = re.compile(r"(?P<word>Start with|Add|Subtract|Multiply by) (?P<number>\d+)\.")
+_TAKEN_UP = {
+    "Start with": re.compile(r"start\w* with (?:the number )?\D{0,3}(\d+)", re.IGNORECASE),
+    "Add": re.compile(r"(?:add(?:ing)?|\+) \D{0,3}(\d+)", re.IGNORECASE),
+    "Subtract": re.compile(r"(?:subtract(?:ing)?|[-−]) \D{0,3}(\d+)", re.IGNORECASE),
+    "Multiply by": re.compile(r"(?:multiply(?:ing)?(?: it)? by|×|\*|\\times|\\cdot) \D{0,3}(\d+)", re.IGNORECASE),
+}
+"""How responses take a statement up, in words or by its sign."""
 
 
 def make_problems(split: Split, count: int) -> list[Problem]:
@@ -54,3 +64,19 @@ def _chain(draw: random.Random) -> tuple[str, str, str]:
         number = result
     question = f"{' '.join(words)} What number is the result?"
     return question, "\n".join([*lines, "", f"Therefore, the result is \\(\\boxed{{{number}}}\\)."]), str(number)
+
+
+def needed_spans(problem: Problem, response: str) -> list[Need]:
+    """Return where a response first writes the number of each statement, in the order of the statements.
+
+    The next statement is looked for from the next line on, so numbers that a line repeats do not count.
+    """
+    needs: list[Need] = []
+    place = 0
+    for stated in _STATED.finditer(problem.question):
+        if (copy := _TAKEN_UP[stated["word"]].search(response, place)) is None:
+            continue
+        needs.append(Need(copy.start(1), stated.span("number"), stated.span()))
+        line_end = response.find("\n", copy.end())
+        place = len(response) if line_end < 0 else line_end
+    return needs

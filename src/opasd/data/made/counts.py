@@ -13,10 +13,12 @@ distractors. A hash of the sorted statements decides a problem's split, so no pr
 """
 
 import random
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, get_args
 
+from opasd.data.made.needs import Need
 from opasd.data.made.splits import Split, check_request, split_of
 from opasd.data.problems import Problem
 
@@ -30,6 +32,16 @@ NAMES = (
 ITEMS = ("apples", "cards", "coins", "pears", "shells", "stones")
 MAX_COUNT = 30
 """The largest count and intermediate count."""
+_RULE = re.compile(r"Rule: whoever gets \w+ [a-z ]+(?P<number>\d+)[^.]*\.")
+_ASKED = re.compile(r"How many (?P<item>\w+) does \w+ have in the end\?")
+_START = re.compile(r"(?P<name>\w+) starts with (?P<number>\d+) (?P<item>\w+)\.")
+_STEP = re.compile(
+    r"(?P<name>\w+) gets (?:(?P<number>\d+|twice)|as many) (?:(?:more|fewer|as many) )?(?P<item>\w+) "
+    r"(?:than|as) (?P<source>\w+)(?: and (?P<other>\w+) together)?\."
+)
+_LINE = re.compile(
+    r"^(?P<name>\w+): (?P<left>\d+)(?: [-+*] (?P<right>\d+)(?: = \d+, \w+ (?P<rule>\d+))?)?", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +250,23 @@ def _distract(
             other = people.pop()
             texts.append(Step(other, rng.choice(("more", "fewer")), person, rng.randint(1, 6)).text(other_item))
     return decoys, texts
+
+
+def needed_spans(problem: Problem, response: str) -> list[Need]:
+    """Return where a response's lines copy numbers of the problem: start counts, amounts, and the rule's number."""
+    rule, asked = _RULE.search(problem.question), _ASKED.search(problem.question)
+    if rule is None or asked is None:
+        return []
+    starts, steps = (
+        {one["name"]: one for one in kind.finditer(problem.question) if one["item"] == asked["item"]}
+        for kind in (_START, _STEP)
+    )
+    needs: list[Need] = []
+    for line in _LINE.finditer(response):
+        if (step := steps.get(line["name"])) is None:
+            continue
+        right = starts.get(step["other"]) if step["other"] else step
+        for part, source in (("left", starts.get(step["source"])), ("right", right), ("rule", rule)):
+            if source is not None and line[part]:
+                needs.append(Need(line.start(part), source.span("number"), source.span()))
+    return needs

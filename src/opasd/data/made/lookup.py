@@ -15,9 +15,12 @@ hash of the sorted statements decides a problem's split.
 """
 
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opasd.data.made.counts import ITEMS, NAMES, answer_text
+from opasd.data.made.needs import Need
 from opasd.data.made.splits import Split, check_request, split_of
 from opasd.data.problems import Problem
 
@@ -25,6 +28,11 @@ LEVELS = (1, 2, 3)
 SHAPES = ((8, 3), (10, 3), (8, 4), (12, 3), (10, 4))
 """Numbers of people and items; their product is the number of statements, 24 to 40."""
 _SIGNS = {"plus": "+", "minus": "-"}
+_STATED = re.compile(
+    r"\(\d+\) (?P<person>\w+)'s (?P<item>\w+): "
+    r"(?:(?P<count>\d+)|(?P<source>\w+)'s (?P<word>plus|minus) (?P<amount>\d+))\."
+)
+_TAKEN_UP = re.compile(r"^(Wait, )?(\w+)'s (\w+): ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +121,19 @@ def final_count(chain: list[Statement]) -> int:
     return count
 
 
-def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Puzzle]:
-    """Return `count` problems of a split, of one level or of all in turn; problem i depends on its number alone."""
+def make_puzzles(
+    split: Split, count: int, seed: int = 0, level: int | None = None, shapes: Sequence[tuple[int, int]] = SHAPES
+) -> list[Puzzle]:
+    """Return `count` problems of a split, of one level or of all in turn; problem i depends on its number alone.
+
+    `shapes` are the numbers of people and items to draw from."""
     check_request(split, level, LEVELS)
     puzzles: list[Puzzle] = []
     for index in range(count):
         own_level = level or LEVELS[index % len(LEVELS)]
         name = f"lookup-{split}-{seed}-{index}-level{own_level}"
         rng = random.Random(name)
-        while (puzzle := _draw(rng, own_level, name)) is None or puzzle.split != split:
+        while (puzzle := _draw(rng, own_level, name, shapes)) is None or puzzle.split != split:
             pass
         puzzles.append(puzzle)
     return puzzles
@@ -135,12 +147,12 @@ def make_problems(split: Split, count: int, seed: int = 0, level: int | None = N
     ]
 
 
-def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
+def _draw(rng: random.Random, level: int, name: str, shapes: Sequence[tuple[int, int]]) -> Puzzle | None:
     """Return a random puzzle, or None if it has no chain of the level's length.
 
     A person's depth bounds every chain that begins with the person, whichever items its statements are about.
     """
-    num_people, num_items = rng.choice(SHAPES)
+    num_people, num_items = rng.choice(shapes)
     people, items = rng.sample(NAMES, num_people), rng.sample(ITEMS, num_items)
     depths = {person: min(number * (LEVELS[-1] + 1) // num_people, LEVELS[-1]) for number, person in enumerate(people)}
     statements: list[Statement] = []
@@ -160,3 +172,29 @@ def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
         if len(puzzle.needed) == level + 1:
             return puzzle
     return None
+
+
+def needed_spans(problem: Problem, response: str) -> list[Need]:
+    """Return where a response takes a statement up, and which of its parts it needs there.
+
+    The first line about a person's item takes the statement up, and so does a line that puts it right ("Wait, …");
+    others compute. A line's later parts count as long as the earlier ones are right.
+    """
+    stated = {(one["person"], one["item"]): one for one in _STATED.finditer(problem.question)}
+    needs: list[Need] = []
+    seen: set[tuple[str, str]] = set()
+    for line in _TAKEN_UP.finditer(response):
+        key = line[2], line[3]
+        if key not in stated or (key in seen and not line[1]):
+            continue
+        seen.add(key)
+        statement, index = stated[key], line.end()
+        source = [("source", "{}'s "), ("word", "{} "), ("amount", "{}")]
+        for part, form in source if statement["source"] else [("count", "{}")]:
+            copy = form.format(_SIGNS.get(statement[part], statement[part]))
+            if index < len(response):
+                needs.append(Need(index, statement.span(part), statement.span()))
+            if not response.startswith(copy, index):
+                break
+            index += len(copy)
+    return needs
