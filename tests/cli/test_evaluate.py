@@ -17,7 +17,8 @@ from opasd.run.folder import RunFolder
 from opasd.run.locks import hold
 from tests.commands import opasd
 from tests.evaluation.lab import make_adapter
-from tests.processes import environment, run, wait_until
+from tests.nursery import Python
+from tests.processes import run, wait_until
 from tests.rollout.vllm.fake_server import Process
 from tests.rollout.vllm.test_server import released
 
@@ -31,12 +32,7 @@ def test_killed_and_restarted_it_ends_as_if_it_had_not_been(
     samples = tmp_path / "killed" / "out" / "samples.jsonl"
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-m", "opasd.cli", "evaluate", "lab", *SHORT],
-        cwd=tmp_path / "killed",
-        env=environment(),
-        stderr=subprocess.DEVNULL,
-    ) as first:
+    with Python("-m", "opasd.cli", "evaluate", "lab", *SHORT, cwd=tmp_path / "killed") as first:
         wait_until(lambda: samples.exists() and samples.read_bytes().count(b"\n") >= 4, first)
         first.send_signal(signal.SIGKILL)
     assert first.returncode == -signal.SIGKILL
@@ -55,6 +51,43 @@ def test_killed_and_restarted_it_ends_as_if_it_had_not_been(
     assert results[0] == results[1]
     assert lines[0] == lines[1]
     assert len({sample.key for sample in SampleFile(samples)}) == len(lines[0]) == 24
+
+
+def test_two_processes_have_the_results_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also after a call of two processes that was killed: what it left in its parts is used."""
+    results, lines = [], []
+    for name, more in (("one", []), ("two", ["--num-processes", "2"])):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        if more:
+            first = [json.loads(line) for line in (tmp_path / "one/out/samples.jsonl").read_text().splitlines()]
+            assert run_until_killed(tmp_path / "two")
+            left = [p for p in Path("out").glob("part-*/samples.jsonl") if p.stat().st_size]
+            assert left
+        assert evaluate("lab", *SHORT, *more, "--json") == 0
+        results.append(json.loads(capfd.readouterr().out))
+        lines.append([json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()])
+    assert results[0]["results"] == results[1]["results"]
+    assert lines[0] == lines[1] == first
+    assert results[1]["spent"]["total"]["samples"] >= 24 - 2 * 4  # a kill may lose the costs of a group a process
+    assert not list(Path("out").glob("part-*"))
+
+
+def run_until_killed(folder: Path) -> bool:
+    """Start two processes and kill the command when one has written something; its processes end with it."""
+    with Python("-m", "opasd.cli", "evaluate", "lab", *SHORT, "--num-processes", "2", cwd=folder) as command:
+        parts = folder / "out"
+        wait_until(lambda: any(p.stat().st_size for p in parts.glob("part-*/samples.jsonl")), command)
+        command.send_signal(signal.SIGKILL)
+    return command.returncode == -signal.SIGKILL
+
+
+def test_servers_share_the_requests_themselves(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--engine", "vllm_server", "--server", "http://localhost:1", "--num-processes", "2"]
+    assert evaluate("lab", *SHORT, *words) == 2
+    assert "--num-processes: the servers of --server share the requests themselves" in capfd.readouterr().err
 
 
 @pytest.fixture

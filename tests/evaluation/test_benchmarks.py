@@ -13,7 +13,7 @@ from opasd.evaluation.benchmarks import DATA_DIR, Benchmark, find_benchmarks, is
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ROWS = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 4)]
-UNPINNED = ("arithmetic", "lab", "hmmt_nov25", "brumo25", "cmimc25", "beyondaime", "minerva", "amo")
+UNPINNED = ("arithmetic", "lookup", "ledger", "lab", "hmmt_nov25", "brumo25", "cmimc25", "beyondaime", "minerva", "amo")
 
 
 def write(path: Path, rows=ROWS) -> Path:
@@ -26,7 +26,7 @@ def test_every_benchmark_of_the_paper_and_more_is_pinned():
     entries = packaged()
     assert list(entries) == [
         "aime24", "aime25", "aime26", "hmmt25", "hmmt_nov25", "brumo25", "cmimc25", "beyondaime", "olympiadbench",
-        "minerva", "amo", "math500", "gsm8k", "amc23", "arithmetic", "lab",
+        "minerva", "amo", "math500", "gsm8k", "amc23", "arithmetic", "lookup", "ledger", "lab",
     ]  # fmt: skip
     for entry in entries.values():
         assert entry.problems

@@ -133,6 +133,18 @@ def test_an_address_without_a_server_is_a_mistake():
 
 
 @pytest.mark.parametrize(
+    "address", ["http://u:abc@localhost:1", "http://localhost:1/?key=abc", "http://localhost:99999999"]
+)
+def test_an_address_with_a_secret_is_refused_before_anything_is_asked(tmp_path, address, capfd):
+    output = ["--output", str(tmp_path / "e")]
+    assert main(["evaluate", "lab", "--problems", "1", "--judge", address, *output]) == 2
+    assert not (tmp_path / "e").exists()
+    assert "abc" not in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="--judge"):
+        open_judge(address, RolloutConfig())
+
+
+@pytest.mark.parametrize(
     ("reply", "same"),
     [(r"\boxed{same}", True), (r"<think>\boxed{different}</think>\boxed{\text{Same}}", True), ("different", False),
      (r"They are \boxed{different}.", False), (r"\boxed{5}", None), ("", None), ("the same or different", None)],

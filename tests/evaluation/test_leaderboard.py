@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ def test_lightevals_form(tmp_path):
             assert name.endswith("_stderr") or f"{name}_stderr" in scores
     assert written["results"]["a|0"]["avg@4"] == pytest.approx(0.25)
     assert {"hashes", "truncated", "non_truncated", "padded", "non_padded"} == set(written["summary_general"])
+    assert written["summary_tasks"]["a|0"]["truncated"] == 0  # prompts that were cut; lighteval counts no completions
+    assert written["summary_tasks"]["a|0"]["non_truncated"] == 3
     with pytest.raises(ConfigError, match="not overwritten"):
         export(tmp_path / "one", "lighteval", tmp_path / "out")
 
@@ -119,6 +122,7 @@ def test_the_harness_form(tmp_path):
     results = json.loads(written[0].read_text())
     core = {"results", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples", "config"}
     assert core <= set(results)
+    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(results["date"])) == "2026-01-02T03:04:05"
     for task, scores in results["results"].items():
         assert {"name", "alias", "sample_len"} <= set(scores)
         assert task in results["versions"]

@@ -30,6 +30,7 @@ def test_one_target_on_one_benchmark():
     assert result["avg"]["low"] < result["avg"]["these"]["low"] < result["avg"]["these"]["high"] < result["avg"]["high"]
     assert result["gpass"]["4"]["0.5"]["mean"] == pytest.approx(1 / 3)
     assert result["gpass"]["4"]["1.0"]["mean"] == 0
+    assert set(result["gpass"]) == {"2", "4"}
     assert result["gpass"]["2"]["mean"]["mean"] == pytest.approx((1 / 6 + 0 + 0) / 3)
     assert result["pass"]["2"]["mean"] == pytest.approx((5 / 6 + 1 / 2 + 0) / 3)
     assert result["pass"]["4"]["mean"] == pytest.approx(2 / 3)

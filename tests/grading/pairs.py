@@ -974,6 +974,20 @@ BOXED: list[tuple[str, str, str, Verdict]] = [
     ("empty", "5", " ", N),
     ("empty", "5", "$$", W),
     ("empty", "5", r"\text{}", W),
+    # more ways of writing
+    ("ways", r"\text{No}", r"\text{No.}", C),
+    ("ways", r"\text{No.}", "no", C),
+    ("ways", r"\text{No.}", r"\text{Yes.}", W),
+    ("ways", "e^2", "exp(2)", C),
+    ("ways", "exp(2)", "e^2", C),
+    ("ways", "exp(2)", "e^3", W),
+    ("ways", r"2e^{-x}", "2exp(-x)", C),
+    ("ways", "3:1", r"3\text{ to }1", C),
+    ("ways", r"3\text{ to }1", "3:1", C),
+    ("ways", "3:1", "3 to 1", C),
+    ("ways", "3:1", "1 to 3", W),
+    ("ways", r"28\%", "28 percentage", C),
+    ("ways", r"28\%", "29 percentage", W),
 ]  # fmt: skip
 
 RESPONSES: list[tuple[str, str, str, Verdict]] = [

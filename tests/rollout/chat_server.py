@@ -14,7 +14,7 @@ def reply(text: str = "\\boxed{4}", reason: str = "stop", tokens: Any = 7, **mes
 
 
 class ChatServer:
-    """`script` has what is answered next: (status, body, headers); when it is empty, `reply()`."""
+    """`script` has what is answered next: (status, body, headers); when it is empty, `answer`."""
 
     def __init__(self, *script: tuple[int, Any, dict[str, str]]) -> None:
         self.script, self.requests = deque(script), []
@@ -26,7 +26,7 @@ class ChatServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.requests.append((self.path, body))
                 outer.keys.append(self.headers.get("Authorization"))
-                status, answer, headers = outer.script.popleft() if outer.script else (200, reply(), {})
+                status, answer, headers = outer.script.popleft() if outer.script else (200, outer.answer(body), {})
                 content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 for name, value in ({"Content-Length": str(len(content))} | headers).items():
@@ -39,6 +39,10 @@ class ChatServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request."""
+        return reply()
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)

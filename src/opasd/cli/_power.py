@@ -66,17 +66,20 @@ def power(options: argparse.Namespace) -> int:
             f"{name}: standard deviation of rates over problems {spread.between**0.5:.3f}, of one sample "
             f"{spread.within**0.5:.3f}, of two models' difference {spread.difference**0.5:.3f}\n"
         )
-        header = ["problems", "samples", "width of Avg", "width of a difference", f"found with {options.certainty:g}"]
+        header = ["problems", "samples", "width of Avg", "width of a difference", "difference that is found"]
         rows = power_rows(spread, SIZES, [given] if given else SAMPLES, options.certainty)
         lines = [[str(row[0]), str(row[1]), *(fixed(per_cent(value), 1) for value in row[2:])] for row in rows]
         sys.stdout.writelines(f"{line}\n" for line in aligned([header, *lines]))
+        sys.stdout.write(f"in points; found: with a chance of {options.certainty:g}\n")
         wanted = (("a width of", options.width, None), ("a difference of", options.difference, options.certainty))
         for words, points, certainty in wanted:
             for n in [given] if given else SAMPLES if points else ():
                 if points:
                     needed = spread.problems_for(points / 100, n, certainty)
                     count = "more than a million" if needed is None else f"{needed:,}"
-                    sys.stdout.write(f"{words} {points:g} points with {n} samples a problem needs {count} problems\n")
+                    sys.stdout.write(
+                        f"{words} {points:g} points with {n} sample{'s' * (n > 1)} a problem needs {count} problems\n"
+                    )
     return 0
 
 

@@ -51,11 +51,12 @@ def run(args: list[str]) -> int:
     _settle(options)
     config = read_flags(options, EvaluateConfig)
     evaluation = _evaluation(options, config)
+    from opasd.cli import _shares as shares
     from opasd.config import RolloutConfig, ServersConfig
     from opasd.evaluation import folder as folders
+    from opasd.evaluation import parts
     from opasd.evaluation.chat import ChatBase
     from opasd.evaluation.loop import Base, evaluate
-    from opasd.evaluation.results import notes, table
     from opasd.evaluation.reuse import check_folders
     from opasd.files import full_disk_errors
     from opasd.progress import SampleProgress
@@ -72,10 +73,13 @@ def run(args: list[str]) -> int:
     def open_base(model: "ModelConfig") -> Base | ChatBase:
         return ChatBase(model, rollout) if texts else Base(model, rollout)
 
+    if (share := shares.current()) is not None:
+        return parts.draw_share(replace(evaluation, share=share), path, open_base, progress)
     _announce(evaluation, options.cutoff, progress)
     folders.make(path)
     with hold(path, "evaluation"):
         settings = folders.enter(path, requested)
+        _share(args, evaluation, path, options.num_processes)
         # Differences are against the first target of this command, whatever the folder held before.
         settings = settings | {"targets": requested["targets"] | settings["targets"]}
         try:
@@ -89,13 +93,31 @@ def run(args: list[str]) -> int:
             raise
         finally:
             progress.end()
+    _print(results, path, options)
+    return 0
+
+
+def _share(args: list[str], evaluation: "Evaluation", path: Path, count: int) -> None:
+    """Draw the samples in several processes, and join what they, or those of a killed call, have drawn."""
+    from opasd.cli import _shares as shares
+    from opasd.evaluation import parts
+
+    parts.join(path, evaluation.all_keys())
+    if count > 1:
+        shares.run("evaluate", args, count, ["--output", str(path)], lambda rank: parts.part(path, rank))
+        parts.join(path, evaluation.all_keys())
+
+
+def _print(results: dict[str, Any], path: Path, options: argparse.Namespace) -> None:
+    from opasd.evaluation import folder as folders
+    from opasd.evaluation.results import notes, table
+
     if options.json:
         sys.stdout.write(json.dumps(results, ensure_ascii=False) + "\n")
-    else:
-        these = options.intervals == "these"
-        lines = [*notes(results, these=these), str(path / folders.RESULTS)]
-        sys.stdout.write(f"{table(results, these=these)}\n" + "".join(f"{line}\n" for line in lines))
-    return 0
+        return
+    these = options.intervals == "these"
+    lines = [*notes(results, these=these), str(path / folders.RESULTS)]
+    sys.stdout.write(f"{table(results, these=these)}\n" + "".join(f"{line}\n" for line in lines))
 
 
 def _settle(options: argparse.Namespace) -> None:
@@ -139,7 +161,7 @@ def _judged(judge: str, path: Path, rollout: "RolloutConfig", settings: dict[str
 
 def parser() -> Parser:
     """Return the command's parser."""
-    from opasd.cli._flags import add_flags
+    from opasd.cli._flags import add_flags, whole_number
     from opasd.evaluation.profiles import PROFILE_OPTIONS
     from opasd.recipes.evaluate import EvaluateConfig
 
@@ -175,6 +197,10 @@ def parser() -> Parser:
         "--reuse", metavar="DIR", type=Path, action="append", default=[],
         help="An evaluation's folder, or one of such folders: samples of the same model, prompts, sampling, seeds, "
         "engine and batch are taken over from there, not drawn again. May be repeated.",
+    )  # fmt: skip
+    command.add_argument(
+        "--num-processes", metavar="N", type=whole_number(1), default=1,
+        help="Processes here, one for each GPU; they share the problems. (default: 1)",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
     command.add_argument(
@@ -236,6 +262,8 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
                 f"{benchmark.name}: {len(unmatched)} of {len(benchmark.problems)} known answers do not match "
                 f"themselves, so nothing can be right there: {first}\n"
             )
+    if ENGINES[engine].servers and options.num_processes > 1:
+        raise ConfigError("--num-processes: the servers of --server share the requests themselves; leave it out")
     if ENGINES[engine].servers != bool(config.server):
         names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
         raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")

@@ -74,7 +74,8 @@ def run(args: list[str]) -> int:
         about = {"samples": len(kept), "changed": rows, "old_grading": before, GRADING: now, "written": options.write}
         sys.stdout.write(json.dumps(about, ensure_ascii=False) + "\n")
         return 0
-    sys.stdout.write(f"before: {in_words(before)}\nnow:    {in_words(now)}\n\n{_changes(rows)}\n")
+    sys.stdout.write(f"before: {in_words(before)}\nnow:    {in_words(now)}\n")
+    sys.stdout.write(f"\n{_changes(rows)}\n" if rows else "")
     sys.stdout.write(f"{len(changes)} of {len(kept)} samples changed")
     sys.stdout.write(f": {path / listed}\n" if rows else "\n")
     if options.judge:

@@ -1,6 +1,7 @@
 """Could a model have seen a benchmark? Its problems' publication against the end of the model's training data."""
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ def cutoff_of(model: str, given: str | None = None) -> Cutoff | None:
     if given:
         return Cutoff(given, True)
     name = model.rstrip("/").rpartition("/")[2].casefold()
-    if found := max((known for known in _packaged() if name.startswith(known)), key=len, default=None):
+    if found := max((known for known in _packaged() if fnmatchcase(name, known)), key=len, default=None):
         return _packaged()[found]
     return None
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from math import sqrt
 from pathlib import Path
 from statistics import stdev
@@ -92,11 +93,9 @@ def lighteval_results(evaluation: Mapping[str, Any], target: str, rows: Iterable
             "original_num_docs": benchmark["problems"],
             "effective_num_docs": row["problems"],
         }
-        cut = round(row["truncated"]["mean"] * row["problems"] * row["samples"])
-        whole = row["problems"] * row["samples"] - cut
         summaries[task] = {
             "hashes": {"hash_examples": benchmark["fingerprint"]},
-            "truncated": cut, "non_truncated": whole, "padded": 0, "non_padded": 0,
+            "truncated": 0, "non_truncated": row["problems"], "padded": 0, "non_padded": 0,  # of prompts
         }  # fmt: skip
     results["all"] = _means(results.values())
     return {
@@ -141,6 +140,14 @@ def _seconds(evaluation: Mapping[str, Any]) -> str | None:
     return None if seconds is None else str(seconds)
 
 
+def _started(evaluation: Mapping[str, Any]) -> float | None:
+    """Return when the evaluation began, in seconds since 1970, where it is known."""
+    try:
+        return datetime.fromisoformat(str((evaluation.get("environment") or {})["time"])).timestamp()
+    except (KeyError, ValueError):
+        return None
+
+
 def harness_results(evaluation: Mapping[str, Any], target: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the contents of lm-evaluation-harness's results_DATE.json."""
     about, profile = evaluation["targets"][target], evaluation["settings"]["profile"]
@@ -177,6 +184,7 @@ def harness_results(evaluation: Mapping[str, Any], target: str, rows: Iterable[M
         "fewshot_as_multiturn": None,
         "task_hashes": {name: evaluation["benchmarks"][name]["fingerprint"] for name in contents["results"]},
         "total_evaluation_time_seconds": _seconds(evaluation),
+        "date": _started(evaluation),
         "exported_by": f"opasd {evaluation['opasd']}",
     }  # fmt: skip
 

@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from opasd.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig
+from opasd.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig, check_address
 from opasd.errors import ConfigError
 from opasd.evaluation.answers import readable, thinking_prefix
 from opasd.evaluation.folder import known_problems
@@ -88,8 +87,10 @@ class ServerJudge(Judge):
 
     def __init__(self, url: str) -> None:
         address, _, self.name = url.partition("#")
-        if not urlsplit(address).hostname:
-            raise ConfigError(f"--judge: {url!r:.80} is no address; give http://HOST:PORT or a model's name")
+        try:
+            check_address(address)
+        except ValueError as error:
+            raise ConfigError(f"--judge: {error}; or a model's name") from error
         self._url, self._client = address, Client(address, 30.0)
         try:
             self.name = self.name or str(self._client.call("/v1/models")["data"][0]["id"])

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from opasd.progress import SampleProgress
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.engine import AdapterEngine, Completion, derive_seed
 from opasd.rollout.factory import serve_base
-from opasd.run.environment import environment
+from opasd.run.environment import environment, own_version
 
 
 class Base:
@@ -85,6 +84,8 @@ class Evaluation:
     """Address of a server whose model is known by name alone."""
     reuse: Sequence[Path] = ()
     """Folders of evaluations whose samples are taken over where the same was asked."""
+    share: tuple[int, int] = (0, 1)
+    """Which of how many processes this is: it draws every so many groups."""
 
     def settings(self) -> dict[str, Any]:
         """Return the contents of settings.json."""
@@ -112,6 +113,16 @@ class Evaluation:
         for start in range(0, len(keys), self.group):
             yield keys[start : start + self.group]
 
+    @property
+    def gpus(self) -> int | None:
+        """GPUs that work here while samples are drawn; None if servers draw them."""
+        return None if ENGINES[self.engine].servers else torch.cuda.device_count()
+
+    def all_keys(self) -> list[SampleKey]:
+        """Return the keys of all samples, in order."""
+        trials = [(target, benchmark) for target in self.targets for benchmark in self.benchmarks]
+        return [key for trial in trials for group in self.groups(*trial) for key in group]
+
 
 def evaluate(
     evaluation: Evaluation, path: Path, settings: dict[str, Any], open_base: OpenBase, progress: SampleProgress
@@ -120,20 +131,14 @@ def evaluate(
     samples = SampleFile(path / folders.SAMPLES)
     folders.write_problems(path, evaluation.benchmarks)
     settings = regrading.bring_up_to_date(path, settings, samples, progress.say)
-    trials = [(target, benchmark) for target in evaluation.targets for benchmark in evaluation.benchmarks]
-    keys = [key for trial in trials for group in evaluation.groups(*trial) for key in group]
+    keys = evaluation.all_keys()
     missing = Counter(key.target for key in keys if key not in samples.keys)
     progress.begin(len(keys), len(keys) - missing.total())
     tokens, seconds = 0, 0.0
-    costs = Costs(path / folders.CALLS, None if ENGINES[evaluation.engine].servers else torch.cuda.device_count())
-    with pool.Grader(seconds=seconds_of(evaluation.grader), function=evaluation.grader) as grader:
-        for model, targets in _by_base_model(evaluation.targets):
-            if any(missing[target.name] for target in targets):
-                if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
-                    grader.start()  # its processes start while the model is loaded
-                for drawn in _draw(evaluation, open_base(model), targets, samples, grader, progress):
-                    costs.add(*drawn)
-                    tokens, seconds = tokens + drawn[1], seconds + drawn[2]
+    costs = Costs(path / folders.CALLS, evaluation.gpus)
+    for drawn in draw_missing(evaluation, samples, missing, open_base, progress):
+        costs.add(*drawn)
+        tokens, seconds = tokens + drawn[1], seconds + drawn[2]
     problems = {loaded.name: [problem.id for problem in loaded.problems] for loaded in evaluation.benchmarks}
     results = results_of(evaluation.profile, path.name, settings, samples, problems)
     speed = tokens / seconds if seconds else None
@@ -149,6 +154,18 @@ def evaluate(
         progress.say(f"reused: {sum(taken.values())} samples of {len(samples.keys)} ({sources or nothing})")
     folders.write_results(path, results)
     return results
+
+
+def draw_missing(
+    evaluation: Evaluation, samples: SampleFile, missing: Counter[str], open_base: OpenBase, progress: SampleProgress
+) -> Iterator[tuple[int, int, float]]:
+    """Draw what is missing of each target, as `_draw` does."""
+    with pool.Grader(seconds=seconds_of(evaluation.grader), function=evaluation.grader) as grader:
+        for model, targets in _by_base_model(evaluation.targets):
+            if any(missing[target.name] for target in targets):
+                if any(benchmark.entry.kind == "expression" for benchmark in evaluation.benchmarks):
+                    grader.start()  # its processes start while the model is loaded
+                yield from _draw(evaluation, open_base(model), targets, samples, grader, progress)
 
 
 def _by_base_model(targets: Sequence[Target]) -> Iterator[tuple[ModelConfig, list[Target]]]:
@@ -211,11 +228,13 @@ def _draw(
 def _unfinished(
     evaluation: Evaluation, target: Target, exams: Sequence["Exam"], samples: SampleFile
 ) -> Iterator[tuple["Exam", list[SampleKey], list[SampleKey]]]:
-    """Yield the target's groups that are not whole, with the keys that they lack."""
-    for exam in exams:
-        for keys in evaluation.groups(target, exam.benchmark):
-            if missing := [key for key in keys if key not in samples.keys]:
-                yield exam, keys, missing
+    """Yield the target's groups that are not whole and are this process's, with the keys that they lack."""
+    rank, world = evaluation.share
+    groups = ((exam, keys) for exam in exams for keys in evaluation.groups(target, exam.benchmark))
+    for number, (exam, keys) in enumerate(groups):
+        missing = [key for key in keys if key not in samples.keys]
+        if missing and number % world == rank:
+            yield exam, keys, missing
 
 
 def _draw_texts(
@@ -371,7 +390,7 @@ def results_of(
     return {
         "schema": SCHEMA,
         "name": name,
-        "opasd": metadata.version("opasd"),
+        "opasd": own_version(),
         "settings": {name: value for name, value in settings.items() if name not in GROWING},
         "targets": targets,
         "benchmarks": benchmarks,

@@ -165,8 +165,8 @@ def _score_tables(n: int) -> dict[str, list[float]]:
 
 
 def _doubling(n: int) -> list[int]:
-    """Return 1, 2, 4, …, and n."""
-    return [*(1 << power for power in range((n - 1).bit_length())), n]
+    """Return 2, 4, …, and n; for k = 1 all are Avg but mG-Pass, whose sum has no term."""
+    return [*(1 << power for power in range(1, (n - 1).bit_length())), n] if n > 1 else []
 
 
 def _both(likely: Estimate, these: Estimate | None) -> dict[str, Any]:

@@ -62,7 +62,9 @@ _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
 _PLUS_FIRST = str.maketrans({"±": "+", "∓": "-"})
 _MINUS_FIRST = str.maketrans({"±": "-", "∓": "+"})
 # Numbers.
-_PERCENT = re.compile(r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent)", re.DOTALL | re.IGNORECASE)
+_PERCENT = re.compile(
+    r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent(?:age)?)", re.DOTALL | re.IGNORECASE
+)
 _BASE = re.compile(r"(\w+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
     "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"

@@ -35,6 +35,7 @@ _LIBRARY = re.compile(r"(?<![\w\\])(?:np|numpy|math|sympy|sp)\.([a-z]+)(?![a-zA-
 _LIBRARY_NAMES = {"log": "\\ln", "asin": "\\arcsin", "acos": "\\arccos", "atan": "\\arctan", "e": "e", "inf": "\\infty"}
 _STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(-?\d+(?:\.\d+)?|-?[a-zA-Z](?!\w)|\([^()]*\))", re.ASCII)
 _ROOT_OF = re.compile(r"\\?(?<![a-zA-Z])sqrt\s*\(([^()]*)\)")
+_EXP = re.compile(r"(?<![a-zA-Z\\])exp(?=\s*\()")
 _POINT = re.compile(r"(?<=\d)\.(?=\s*[/*+)-])")
 # Words that are signs, or that say nothing.
 _ORDINAL = re.compile(
@@ -43,6 +44,7 @@ _ORDINAL = re.compile(
 )
 _TIMES = re.compile(r"(?<=[\d)}])\s*(?:\\text\s*\{\s*(?:times|multiplied by)\s*\}|times(?![a-zA-Z]))\s*(?=[\d(\\])")
 _OUT_OF = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*out of\s*\}|out of)\s*(\d+)$", re.ASCII)
+_RATIO = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to(?![a-zA-Z]))\s*(\d+)$", re.ASCII)
 _ROUGHLY = re.compile(
     r"^\\text\s*\{\s*\(\s*(?:about|approximately|approx\.?|roughly|around)\s*\}(.*)\\text\s*\{\s*\)\s*\}$"
     r"|^(.*\S)\s*(?:\\text\s*\{\s*\(?(?:approximately|approx\.?|roughly)\)?\s*\}|\((?:approximately|approx\.?|roughly)\))$",
@@ -103,13 +105,15 @@ def _as_latex(text: str) -> str:
         text = _POINT.sub("", text)
     if "**" in text:
         text = _STARS.sub(lambda power: f"^{{{power[1].removeprefix('(').removesuffix(')')}}}", text)
+    if "exp" in text:
+        text = _EXP.sub(r"\\exp", text)
     return _ROOT_OF.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text
 
 
 def _without_words(text: str) -> str:
     """Return the text with words that are signs as signs, and without those that say nothing."""
     text = _TIMES.sub(r" \\times ", _ORDINAL.sub("", text))
-    text = _OUT_OF.sub(r"\\frac{\1}{\2}", text.strip())
+    text = _RATIO.sub(r"\1:\2", _OUT_OF.sub(r"\\frac{\1}{\2}", text.strip()))
     return (roughly[1] or roughly[2]).strip() if (roughly := _ROUGHLY.match(text)) else text
 
 

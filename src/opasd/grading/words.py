@@ -88,7 +88,7 @@ def choice(text: str, *, marked: bool = False) -> str | None:
 def in_words(text: str, *, certain: bool) -> str | None:
     """Return an answer in words, for comparison; `certain`: only if it cannot be a product of variables."""
     marked = TEXT.fullmatch(text)
-    content = " ".join((marked[1] if marked else text).split())
+    content = " ".join((marked[1] if marked else text).split()).removesuffix(".")
     if not _WORDS.fullmatch(content):
         return None
     content = _ARTICLE.sub("", content.casefold())

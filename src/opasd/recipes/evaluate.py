@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from opasd.choices import Engine
-from opasd.config import Section
+from opasd.config import Section, check_address
 from opasd.errors import ConfigError
 from opasd.recipes.checking import checked
 
@@ -65,6 +65,13 @@ class EvaluateConfig(Section):
     judge: str | None = None
     """A model, or the address of a server with chat completions (`URL#MODEL`), that is asked about answers that no rule
     can settle. Its word is reported apart. Unset: none."""
+
+    @field_validator("judge")
+    @classmethod
+    def _no_secret(cls, judge: str | None) -> str | None:
+        if judge is not None and judge.startswith(("http://", "https://")):
+            check_address(judge.partition("#")[0])
+        return judge
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         # Unset, a field that came later must not change the text of a sweep's settings.
