@@ -62,6 +62,12 @@ def test_more_rollouts_at_a_time_are_advised_where_they_fit(tmp_path):
     assert faster["seconds"]["rollout"] < plan["seconds"]["rollout"]
 
 
+def test_long_prompts_are_for_vllm(tmp_path):
+    words = ["opasd-qwen3-1.7b", "--prompt-tokens"]
+    assert any("rollout.engine: vllm" in text for text in planned(tmp_path, *words, "16000")["advice"])
+    assert not any("rollout.engine: vllm" in text for text in planned(tmp_path, *words, "2048")["advice"])
+
+
 def test_sampling_time_is_that_of_the_record(tmp_path):
     """Decoding was fitted on these runs; a change of the formula must not lose them."""
     rows = json.loads((REPOSITORY / "benchmarks/results/plan-h200.json").read_text())["rows"]

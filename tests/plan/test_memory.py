@@ -9,6 +9,9 @@ from opasd.config import RunConfig
 from opasd.errors import CaptureError
 from opasd.plan.memory import RESERVED, Lengths, memory, microbatch
 from opasd.plan.shapes import KNOWN, Shape
+from opasd.plan.sharing import LINK, NETWORK, Sharing
+from opasd.plan.speed import GPUS
+from opasd.plan.table import table
 
 ROWS = json.loads((Path(__file__).parents[2] / "benchmarks/results/plan-h200.json").read_text())["rows"]
 H200 = 141e9
@@ -97,3 +100,33 @@ def test_each_head_has_rows_of_its_own():
     tokens = microbatch(config(), LENGTHS, 64)
     pairs = tokens / LENGTHS.student * 1024 * (256 + 512)
     assert attention(heads="each")["more attention"] == pytest.approx(31 * 2 * pairs)
+
+
+def test_fsdp2_divides_what_is_held_and_gathers_what_computes():
+    full = config(model={"adaptation": "full", "dtype": "bfloat16"})
+    alone, shared = (memory(full, shape("4b"), LENGTHS, 8, H200, Sharing("fsdp2", gpus)) for gpus in (1, 8))
+    assert sum(shared.held.values()) == pytest.approx(sum(alone.held.values()) / 8)
+    assert shared.rollout["weights of the others"] == pytest.approx(alone.held["weights"] * 7 / 8)
+    assert shared.update["gathered weights"] == 2 * 2 * (shape("4b").layer + shape("4b").table)
+    servers = full.model_copy(update={"rollout": full.rollout.model_copy(update={"engine": "vllm_server"})})
+    assert memory(servers, shape("4b"), LENGTHS, 8, H200, Sharing("fsdp2", 8)).rollout == {}
+
+
+def test_zero2_divides_gradients_and_optimizer_alone():
+    full = config(model={"adaptation": "full", "dtype": "bfloat16"})
+    alone, shared = (memory(full, shape("4b"), LENGTHS, 8, H200, Sharing(kind, 8)).held for kind in ("ddp", "zero2"))
+    assert shared == alone | {"gradients and AdamW": alone["gradients and AdamW"] / 8}
+
+
+def test_the_exchange_of_several_gpus_is_counted():
+    """Full weights with DDP: gradients there and back. FSDP2: all weights three times a micro-batch and to sample."""
+    full, weights = config(model={"adaptation": "full", "dtype": "bfloat16"}), shape("4b").parameters * 2
+    arguments = full, shape("4b"), shape("4b").parameters, 2, 5
+    assert Sharing("ddp", 1).seconds(*arguments) == 0
+    assert Sharing("ddp", 8).seconds(*arguments) == pytest.approx(2 * weights * 7 / 8 / LINK)
+    assert Sharing("fsdp2", 16).seconds(*arguments) == pytest.approx((2 + 16) * weights * 15 / 16 / NETWORK)
+
+
+def test_the_documentation_has_the_table_of_many_gpus():
+    docs = (Path(__file__).parents[2] / "docs/planning.md").read_text()
+    assert table(GPUS["h200"], Lengths(256, 1024, 2048)) in docs

@@ -15,7 +15,9 @@ from opasd.errors import ConfigError
 from opasd.plan.advice import Plan
 from opasd.plan.memory import GIB, Lengths
 from opasd.plan.models import find_shape
+from opasd.plan.sharing import KINDS, Kind
 from opasd.plan.speed import GPUS
+from opasd.plan.table import table
 
 PROMPT, SOLUTION = 256, 1024
 """Assumed mean lengths of a problem and of a solution, in tokens."""
@@ -26,7 +28,15 @@ def parser() -> ConfigParser:
     command = ConfigParser("plan", __doc__, groups=("what", "how", "on what"))
     command.option(
         "on what", "--gpus", metavar="N", type=whole_number(1), default=1,
-        help="GPUs, each with a whole copy of the model; problems per step grow with it, as in a run. (default: 1)",
+        help="GPUs; problems per step grow with it, as in a run. (default: 1)",
+    )  # fmt: skip
+    command.option(
+        "on what", "--sharding", metavar="WAY", default="ddp",
+        help="How GPUs share the weights: whole on each (ddp), zero2 or fsdp2. (default: ddp)",
+    )  # fmt: skip
+    command.option(
+        "on what", "--table", action="store_true",
+        help="Print a table instead: 1.7B to 32B on 1 to 64 GPUs, 64 problems a step.",
     )  # fmt: skip
     command.option(
         "on what", "--gpu", metavar="KIND", default="h200", help=f"One of {', '.join(GPUS)}. (default: h200)"
@@ -50,14 +60,18 @@ def parser() -> ConfigParser:
 def run(args: list[str]) -> int:
     """The command."""
     options, recipe, config = parser().parse(args)
-    if options.gpu not in GPUS:
-        raise ConfigError(f"--gpu: got {options.gpu!r}; give one of {', '.join(GPUS)}")
+    for flag, value, known in (("--gpu", options.gpu, GPUS), ("--sharding", options.sharding, KINDS)):
+        if value not in known:
+            raise ConfigError(f"{flag}: got {value!r}; give one of {', '.join(known)}")
     response = options.response_tokens
     if response is None:
         response = max(1, config.rollout.max_new_tokens // 4)
     response = min(response, config.rollout.max_new_tokens)
     lengths = Lengths(options.prompt_tokens, options.solution_tokens, response)
-    plan = estimate(config, options.gpus, lengths, options.gpu)
+    if options.table:
+        sys.stdout.write(table(GPUS[options.gpu], lengths))
+        return 0
+    plan = estimate(config, options.gpus, lengths, options.gpu, options.sharding)
     if options.json:
         sys.stdout.write(json.dumps({"recipe": recipe.name} | as_json(plan), indent=2) + "\n")
     else:
@@ -65,10 +79,12 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def estimate(config: RunConfig, gpus: int, lengths: Lengths | None = None, gpu: str = "h200") -> Plan:
+def estimate(
+    config: RunConfig, gpus: int, lengths: Lengths | None = None, gpu: str = "h200", sharing: Kind = "ddp"
+) -> Plan:
     """Return the plan of a configuration, with assumed mean lengths if none are known."""
     lengths = lengths or Lengths(PROMPT, SOLUTION, max(1, config.rollout.max_new_tokens // 4))
-    return Plan(config, find_shape(config.model.name_or_path), lengths, GPUS[gpu], gpus)
+    return Plan(config, find_shape(config.model.name_or_path), lengths, GPUS[gpu], gpus, sharing)
 
 
 def short(plan: Plan) -> dict[str, str]:
@@ -92,6 +108,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters": plan.shape.parameters,
         "gpu": plan.gpu.name,
         "gpus": plan.gpus,
+        "sharding": plan.kind,
         "lengths": {
             "prompt": plan.lengths.prompt,
             "solution": plan.lengths.solution,
@@ -100,7 +117,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "memory": {"held": memory.held, "rollout": memory.rollout, "update": memory.update}
         | {"peak": memory.peak, "needed": memory.needed, "available": plan.gpu.memory, "fits": plan.fits},
         "tokens": plan.tokens,
-        "seconds": {"rollout": seconds.rollout, "update": seconds.update, "step": seconds.step}
+        "seconds": {
+            "rollout": seconds.rollout,
+            "update": seconds.update,
+            "exchange": seconds.exchange,
+            "step": seconds.step,
+        }
         | {"run": seconds.step * plan.config.train.max_steps},
         "advice": list(plan.advice()),
     }
@@ -117,10 +139,11 @@ def page(plan: Plan) -> str:
         f"assumed means: prompt {lengths.prompt:,}, solution {lengths.solution:,}, rollout {lengths.response:,} of at "
         f"most {config.rollout.max_new_tokens:,} tokens"
     )
+    way = f" ({plan.kind})" if plan.gpus > 1 else ""
     verdict = f"{'fits' if plan.fits else 'does not fit'} {plan.gpu.memory / GIB:.1f}"
     lines = [
         f"{config.model.name_or_path}: {plan.shape.parameters / 1e9:.2f} B parameters, {trained}",
-        f"{plan.gpus} x {plan.gpu.name}, {plan.rollouts} rollouts a GPU and step",
+        f"{plan.gpus} x {plan.gpu.name}{way}, {plan.rollouts} rollouts a GPU and step",
         assumed,
         "",
         "memory of a GPU, GiB",

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from opasd.config import RunConfig
-from opasd.plan.memory import GIB, Lengths, Memory, memory, rows
+from opasd.plan.memory import GIB, Lengths, Memory, memory, rows, teacher_reads
 from opasd.plan.shapes import Shape
+from opasd.plan.sharing import Kind, Sharing
 from opasd.plan.speed import Gpu, Seconds, seconds
+
+LONG_PROMPT = 15_000
+"""Tokens of a prompt from which vLLM was faster on an H200 (docs/engines.md)."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,12 @@ class Plan:
     lengths: Lengths
     gpu: Gpu
     gpus: int
+    kind: Kind = "ddp"
+    """How several GPUs share the weights."""
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing(self.kind, self.gpus)
 
     @property
     def rollouts(self) -> int:
@@ -32,7 +42,7 @@ class Plan:
 
     @property
     def seconds(self) -> Seconds:
-        return seconds(self.config, self.shape, self.lengths, self.rollouts, self.gpu)
+        return seconds(self.config, self.shape, self.lengths, self.rollouts, self.gpu, self.sharing)
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -41,7 +51,7 @@ class Plan:
         return {
             "sampled": count * self.lengths.response,
             "read by the student": count * self.lengths.student,
-            "read by the teacher": count * self.lengths.teacher,
+            "read by the teacher": count * sum(teacher_reads(self.config, self.lengths)),
         }
 
     @property
@@ -70,6 +80,8 @@ class Plan:
                     f"tokens_per_microbatch: {tokens} fits too"
                 )
         yield f"{(self.gpu.memory - self.memory.needed) / GIB:.0f} GiB of a GPU stay free"
+        if config.rollout.engine == "transformers" and self.lengths.prompt >= LONG_PROMPT:
+            yield f"rollout.engine: vllm reads prompts of {LONG_PROMPT:,} tokens and more faster (docs/engines.md)"
 
     def _smaller(self) -> Iterator[str]:
         memory, config = self.memory, self.config
@@ -77,7 +89,8 @@ class Plan:
         yield f"{over:.0f} GiB too much for a {self.gpu.name}; the {memory.phase} needs the most"
         if sum(memory.held.values()) > 0.9 * self.gpu.memory:
             if config.model.adaptation == "full":
-                yield "weights, gradients and AdamW alone do not fit; use model.adaptation: lora, or a larger GPU"
+                more = "more GPUs" if self.kind == "fsdp2" else "several GPUs with --sharding fsdp2"
+                yield f"weights, gradients and AdamW do not fit; use model.adaptation: lora, {more}, or a larger GPU"
             elif config.model.adaptation == "lora":
                 yield "the weights alone do not fit; use model.adaptation: qlora, or a larger GPU"
             return
@@ -93,7 +106,7 @@ class Plan:
             yield "one rollout at the limit does not fit the update; lower rollout.max_new_tokens"
 
     def _rows(self, config: RunConfig) -> int:
-        return rows(config, self.shape, self.lengths, self.rollouts, self.gpu.memory)
+        return rows(config, self.shape, self.lengths, self.rollouts, self.gpu.memory, self.sharing)
 
     def _largest_microbatch(self, *, checkpointing: bool) -> int:
         """Return the largest power of two up to the present setting with which the update fits; 0 if none does."""
@@ -111,4 +124,4 @@ class Plan:
         return self.config.model_copy(update={"rollout": self.config.rollout.model_copy(update={key: value})})
 
     def _memory(self, config: RunConfig) -> Memory:
-        return memory(config, self.shape, self.lengths, self.rollouts, self.gpu.memory)
+        return memory(config, self.shape, self.lengths, self.rollouts, self.gpu.memory, self.sharing)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from opasd.choices import layer_numbers
 from opasd.config import RunConfig
+from opasd.config.method import shown_fields
 from opasd.plan.shapes import Shape
+from opasd.plan.sharing import ALONE, Sharing
 
 GIB = 2**30
 ADAM = 2
@@ -35,6 +37,10 @@ RESERVED = 1.05
 """What PyTorch's allocator reserves, in units of what is in use at the peak."""
 CONTEXT = 0.6e9
 """Bytes of the CUDA context and the libraries."""
+
+
+POINTERS = 64
+"""Tokens of a reference without a solution, with the words around it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,9 @@ def held(config: RunConfig, shape: Shape) -> dict[str, float]:
     return parts
 
 
-def rows(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> int:
+def rows(
+    config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float, sharing: Sharing = ALONE
+) -> int:
     """Return how many sequences are sampled at a time; 0 if not one fits.
 
     The transformers engine takes fewer than `rollout.max_batch` if its cache would not fit.
@@ -111,20 +119,24 @@ def rows(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_b
     if config.rollout.engine != "transformers":
         return wanted
     row = (lengths.prompt + config.rollout.max_new_tokens) * shape.cache()
-    free = (gpu_bytes - CONTEXT) / RESERVED - sum(held(config, shape).values())
+    parts = held(config, shape)
+    taken = sum(sharing.held(parts).values()) + sum(sharing.rollout(config, parts).values())
+    free = (gpu_bytes - CONTEXT) / RESERVED - taken
     return max(0, min(wanted, int((free - _prefill(shape, lengths, wanted)) * CACHE_SHARE / row)))
 
 
-def rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> dict[str, float]:
+def rollout(
+    config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float, sharing: Sharing = ALONE
+) -> dict[str, float]:
     """Return what sampling needs; a process samples `rollouts` in a step."""
     settings = config.rollout
     if settings.engine == "vllm":
         return {"vLLM": settings.vllm.memory_share * gpu_bytes}
     if settings.engine != "transformers":
         return {}
-    count = max(1, rows(config, shape, lengths, rollouts, gpu_bytes))
+    count = max(1, rows(config, shape, lengths, rollouts, gpu_bytes, sharing))
     length = lengths.prompt + settings.max_new_tokens
-    return {
+    return sharing.rollout(config, held(config, shape)) | {
         f"cache of keys and values, {count} rollouts": count * length * shape.cache(),
         "reading prompts": _prefill(shape, lengths, count),
     }
@@ -158,7 +170,17 @@ def microbatch(config: RunConfig, lengths: Lengths, rollouts: int) -> int:
 def captured(config: RunConfig, shape: Shape) -> list[int]:
     """Return the layers whose attention is compared; every layer counts as one of attention."""
     attention = config.objective.attention
-    return layer_numbers(attention.layers, shape.layers) if config.objective.attention_weight > 0 else []
+    return layer_numbers(attention.layers, shape.layers) if config.objective.attends else []
+
+
+def teacher_reads(config: RunConfig, lengths: Lengths) -> list[int]:
+    """Return the tokens of each sequence in which the teacher reads a rollout: one, or one for each loss."""
+    own = config.prompts.attention_reference
+    if own is None or not config.objective.attends:
+        return [lengths.teacher]
+    reference = lengths.solution if "solution" in shown_fields(own) else POINTERS
+    reads = [lengths.student + reference]
+    return reads if config.objective.token_weight == 0 else [lengths.teacher, *reads]
 
 
 def attention_pairs(lengths: Lengths) -> float:
@@ -197,10 +219,12 @@ def update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int) -> 
     return {"layer inputs": wide * shape.layers * tokens * shape.hidden * 2} | work
 
 
-def memory(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float) -> Memory:
+def memory(
+    config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float, sharing: Sharing = ALONE
+) -> Memory:
     """Return the memory of one process that samples `rollouts` in a step."""
     return Memory(
-        held(config, shape),
-        rollout(config, shape, lengths, rollouts, gpu_bytes),
-        update(config, shape, lengths, rollouts),
+        sharing.held(held(config, shape)),
+        rollout(config, shape, lengths, rollouts, gpu_bytes, sharing),
+        update(config, shape, lengths, rollouts) | sharing.update(shape, bytes_per_weight(config)),
     )

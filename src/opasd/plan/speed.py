@@ -4,11 +4,13 @@ Sampling reads all weights and the cache once a token; the update multiplies. Th
 makers'; the shares are assumed to be the same there.
 """
 
+import math
 from dataclasses import dataclass
 
 from opasd.config import RunConfig
-from opasd.plan.memory import Lengths, attention_pairs, bytes_per_weight, captured, rows
+from opasd.plan.memory import Lengths, attention_pairs, bytes_per_weight, captured, rows, teacher_reads
 from opasd.plan.shapes import Shape
+from opasd.plan.sharing import ALONE, Sharing
 
 
 @dataclass(frozen=True)
@@ -51,22 +53,35 @@ class Seconds:
 
     rollout: float
     update: float
+    """With the exchange between GPUs, which goes on while they compute."""
+    exchange: float = 0.0
+    """The exchange alone."""
 
     @property
     def step(self) -> float:
         return self.rollout + self.update
 
 
-def seconds(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu: Gpu) -> Seconds:
+def seconds(
+    config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu: Gpu, sharing: Sharing = ALONE
+) -> Seconds:
     """Return the time of a step in which one process has `rollouts`."""
-    return Seconds(_rollout(config, shape, lengths, rollouts, gpu), _update(config, shape, lengths, rollouts, gpu))
+    size = bytes_per_weight(config)
+    trained = shape.parameters
+    if config.model.adaptation != "full":
+        trained = shape.adapters(config.model.lora_r, config.model.lora_target_modules)
+    batches = max(1, math.ceil(rollouts * lengths.teacher / config.tokens_per_microbatch))
+    exchange = sharing.seconds(config, shape, trained, size, batches)
+    update = max(_update(config, shape, lengths, rollouts, gpu), exchange)
+    return Seconds(_rollout(config, shape, lengths, rollouts, gpu, sharing), update, exchange)
 
 
-def _rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu: Gpu) -> float:
+def _rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu: Gpu, sharing: Sharing) -> float:
     """Rows are refilled as they end, so all rows but the last work all the time; the longest rollout ends last."""
-    count = max(1, rows(config, shape, lengths, rollouts, gpu.memory))
+    count = max(1, rows(config, shape, lengths, rollouts, gpu.memory, sharing))
     waves = max(rollouts / count, 1) * lengths.response
-    steps = waves + (config.rollout.max_new_tokens - lengths.response) * (lengths.response < waves) / 2
+    several = rollouts * sharing.gpus > 1  # a step waits for the longest rollout of all GPUs
+    steps = waves + (config.rollout.max_new_tokens - lengths.response) * several / 2
     context = lengths.prompt + lengths.response / 2
     size = max(bytes_per_weight(config), 2) if config.rollout.engine != "transformers" else bytes_per_weight(config)
     read = (shape.active + shape.table) * size + count * context * shape.cache()
@@ -75,12 +90,13 @@ def _rollout(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, g
 
 
 def _update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu: Gpu) -> float:
-    """One forward of the teacher; the student's forward and gradients; recomputation is part of the measured share."""
-    student, teacher = lengths.student, lengths.teacher
+    """A forward of the teacher for each context; the student's forward and gradients; recomputation is part of the
+    measured share."""
+    student, teacher = lengths.student, teacher_reads(config, lengths)
     trained = shape.active if config.model.adaptation == "full" else 0
     pairs = 4 * shape.layers * shape.queries
-    operations = 2 * shape.active * (2 * student + teacher) + 2 * trained * student
-    operations += pairs * (3 * student**2 + teacher**2) / 2 + 6 * shape.table * lengths.response
+    operations = 2 * shape.active * (2 * student + sum(teacher)) + 2 * trained * student
+    operations += pairs * (3 * student**2 + sum(n**2 for n in teacher)) / 2 + 6 * shape.table * lengths.response
     # One layer's attention loss is part of the measured share; losses/fused/attention.py counts nine products for it,
     # and four for its forward pass, which chooses steps by ρ.
     layers = len(captured(config, shape))
