@@ -1,7 +1,7 @@
 """The commands of a run: they give the planned configuration, quoted for a shell and for Slurm."""
 
-import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,9 @@ from opasd.cli.train import parser
 from opasd.errors import ConfigError
 from opasd.recipes.fields import value_of
 from opasd.run.folder import check_name
-from opasd.sweep.commands import as_shell, as_slurm, divided
+from opasd.sweep.commands import as_shell, divided
 from opasd.sweep.job import Job, differing_settings
+from opasd.sweep.slurm import as_slurm
 from opasd.sweep.spec import Changes, load_sweep, sweep_names
 from tests.sweep.sweeps import sweep
 
@@ -66,8 +67,8 @@ def test_commands_and_scripts_are_quoted(tmp_path: Path) -> None:
     slurm = as_slurm("mine", jobs, args, most=3, gpus=2, time="1:00:00", options=["--qos=high"])
     options = [line.removeprefix("#SBATCH ") for line in slurm.splitlines() if line.startswith("#SBATCH")]
     assert {"--array=0-1%3", "--gpus-per-task=2", "--time=1:00:00", "--qos=high"} <= set(options)
-    body = re.sub(r"exec \S+", "exec printf '%s\\\\n'", slurm)
-    task = {"SLURM_ARRAY_TASK_ID": "1", "PATH": "/usr/bin:/bin"}
+    body = slurm.replace(sys.executable, "printf '%s\\n'")
+    task = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", body], env=task, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[3:] == [
         "my sweep.yaml", "--train.max-steps", "2", "--output", str(folder), "--only", "system-plain",

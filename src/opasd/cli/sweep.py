@@ -42,7 +42,7 @@ examples:
   opasd sweep lab lab-opsd --seeds 1,42,123    two recipes, three seeds each
   opasd sweep main --jobs 4 --gpus-per-run 2   four at a time, two GPUs each
   opasd sweep lambda --reuse sweeps/main       λ = 0.5 is there already
-  opasd sweep lambda --slurm --time 12:00:00 > job.sh && sbatch job.sh
+  opasd sweep lambda --slurm --time 12:00:00   each run as a job on Slurm
   opasd report sweeps/lab-lambda               the page with every figure
 
 Exit codes: 0 everything is done; 2 a mistake in what was given, or nothing but mistakes among the runs that failed;
@@ -62,7 +62,7 @@ def run(args: list[str]) -> int:
         return _list(as_json=options.json)
     if not options.what:
         raise ConfigError("nothing to sweep; give a sweep's name (--list), a sweep's file, or recipes")
-    from opasd.sweep.commands import as_shell, as_slurm, divided
+    from opasd.sweep.commands import as_shell, divided
     from opasd.sweep.job import Job
     from opasd.sweep.machine import Machine, visible_gpus
     from opasd.sweep.scheduler import Scheduler
@@ -82,10 +82,7 @@ def run(args: list[str]) -> int:
         sys.stdout.write(as_shell(jobs))
         return 0
     if options.slurm:
-        own = without_flags(args, ["--jobs", "--time", "--slurm-option", "--output", "--only"], switches=["--slurm"])
-        limits = {"most": options.jobs, "gpus": options.gpus_per_run, "time": options.time}
-        sys.stdout.write(as_slurm(sweep.name, jobs, own, **limits, options=options.slurm_option))
-        return 0
+        return _on_slurm(args, sweep.name, jobs, folder, options)
     gpus = visible_gpus()
     if processes > max(1, len(gpus)):
         raise ConfigError(f"--gpus-per-run {processes}, but there are {len(gpus)} GPUs here; give at most that many")
@@ -108,6 +105,29 @@ def run(args: list[str]) -> int:
         say(f"failed: {name} ({'mistake' if code == USER_MISTAKE else f'code {code}'}): {message[:200]}")
     codes = {code for code, _ in scheduler.failed.values()}
     return 0 if not codes else USER_MISTAKE if codes == {USER_MISTAKE} else 1
+
+
+def _on_slurm(args: list[str], name: str, jobs: "list[Job]", folder: Path, options: argparse.Namespace) -> int:
+    """Submit what is left to do as one array, or print its script."""
+    from opasd.sweep.slurm import as_slurm, left_to_submit, submit
+
+    if options.table:
+        raise ConfigError("--slurm submits and --table reads what is there; give one of them")
+    valued = ["--jobs", "--time", "--slurm-option", "--output", "--only"]
+    own = without_flags(args, valued, switches=["--slurm", "--dry-run", "--retry"])
+    limits = {"most": options.jobs, "gpus": options.gpus_per_run, "time": options.time}
+    if options.dry_run:
+        sys.stdout.write(as_slurm(name, jobs, own, **limits, options=options.slurm_option))
+        return 0
+    _check_jobs(jobs, options.reuse)
+    if options.retry:
+        for job in jobs:
+            job.forget_failures()
+    if left := left_to_submit(jobs):
+        number = submit(folder, as_slurm(name, left, own, **limits, options=options.slurm_option), left)
+        say(f"submitted {len(left)} runs as job {number}; see squeue --jobs {number}, logs in {folder / 'slurm'}")
+        sys.stdout.write(f"{number}\n")
+    return 0
 
 
 def _check_evaluations(jobs: "list[Job]") -> None:
@@ -264,8 +284,12 @@ def parser() -> Parser:
     instead.add_argument("--power", action="store_true", help="Say which difference the evaluations can find.")
     instead.add_argument("--table", action="store_true", help="Make the table of the results so far.")
     instead.add_argument("--print-commands", action="store_true", help="Print the commands, one line for each run.")
-    instead.add_argument("--slurm", action="store_true", help="Print a Slurm array script; --jobs limits it.")
     cluster = command.add_argument_group("Slurm")
+    cluster.add_argument(
+        "--slurm", action="store_true",
+        help="Submit what is left as an array, a task for each run and --jobs at a time; with --dry-run print the "
+        "script. A task that is stopped goes back into the queue and continues.",
+    )  # fmt: skip
     cluster.add_argument(
         "--time", metavar="TIME", type=_time, default="24:00:00", help="Time limit of a task. (default: 24:00:00)"
     )
