@@ -208,7 +208,8 @@ def workspace(tmp_path, monkeypatch):
 def test_no_problem_with_both_is_said_plainly(workspace, capsys):
     assert main(["probe", "tiny.yaml", "--problems", "40", "--samples", "2", "--json", "f.json"]) == 0
     said = capsys.readouterr()
-    assert "there is no preference; give more --problems or --samples" in said.out.splitlines()[-1]
+    assert "there is no preference; give more --problems or --samples" in said.out
+    assert "Whether training is worth it cannot be said" in said.out
     assert re.search(r"preference for right over wrong +– +no problem has both\n +with another.* –\n", said.out)
     assert "in each tenth" not in said.out
     assert "40 problems were asked for; data has 16" in said.err
@@ -223,7 +224,7 @@ def test_no_problem_with_both_is_said_plainly(workspace, capsys):
         "tiny.yaml",
     ]
     assert main(["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--train.seed", "5"]) == 0
-    assert capsys.readouterr().out.endswith("there is no preference; give --samples 2 or more.\n")
+    assert "there is no preference; give --samples 2 or more.\n" in capsys.readouterr().out
 
 
 def test_the_same_seed_gives_the_same_answers(workspace, capsys):
@@ -260,7 +261,7 @@ def test_an_engine_with_weights_of_its_own_is_asked_and_checked(workspace, capsy
         (["labb"], 'no recipe "labb"; did you mean lab?'),
         (["lab", "--problems", "0"], "--problems: got 0; give 1 or more"),
         (["lab", "--problems", "-3"], "--problems: got -3; give 1 or more"),
-        (["lab", "--samples", "0"], "--samples: got 0; give 1 or more"),
+        (["lab", "--samples", "0"], "--samples 0 samples nothing"),
         (["lab", "--json", "tiny.yaml"], "--json: tiny.yaml exists and is not overwritten; give another name"),
         (["lab", "--json", "model"], "--json: model exists"),
         (["lab", "--json", "gone/f.json"], "--json: gone/f.json cannot be written (No such file or directory)"),
@@ -298,3 +299,63 @@ def test_help_and_mistakes_need_no_torch(opasd: CommandLine):
     done = run([sys.executable, "-c", code])
     assert done.stdout == "False\n"
     assert "--num" in opasd.refuses("probe", "lab", "--num-problems", "3")
+
+
+def test_where_the_embedded_model_looks(tmp_path, capsys):
+    """The figures of the page are those of the file, which agree with its rows; the picture is drawn."""
+    files = tmp_path / "look.json", tmp_path / "look.svg"
+    words = ["probe", "lab", "--look", "--samples", "0", "--problems", "6"]
+    assert main([*words, "--json", str(files[0]), "--figure", str(files[1])]) == 0
+    out, record = capsys.readouterr().out, json.loads(files[0].read_text())
+    looks, rows = record["look"], record["look_rows"]
+    assert "summary" not in record
+    assert looks["responses"] == "gold"
+    assert "the gold solutions, 6 problems" in out
+    assert {row["reference"] for row in rows} == {"solution", "answer"}
+    for name, figures in looks["references"].items():
+        own = [row for row in rows if row["reference"] == name]
+        for layer in range(looks["layers"]):
+            for kind in ("student", "teacher", "projected"):
+                mean = statistics.fmean(row[kind][layer] for row in own)
+                assert figures[kind][layer]["mean"] == pytest.approx(mean, rel=1e-3)
+            parts = [figures["loss"][part][layer]["mean"] for part in figures["loss"]]
+            assert sum(parts) == pytest.approx(1, abs=1e-3)
+    masses = [figure["mean"] for figure in looks["references"]["solution"]["student"]]
+    floor = max(max(masses) / 2, 10 * looks["uniform"])
+    assert looks["looking_layers"] == [n for n, mass in enumerate(masses) if mass >= floor] == [2]
+    assert [one["about"] for one in record["advice"]] == ["reference", "layers", "clip"]
+    assert all(f"- {one['says']}" in out for one in record["advice"])
+    assert files[1].read_text().startswith("<svg")
+    assert main([*words, "--json", str(files[0])]) == 2  # nothing is overwritten
+
+
+def test_looking_at_the_students_own_answers_without_known_needs(workspace, capsys):
+    words = ["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--look", "--responses", "student"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "the student's own answers, 2 problems, 0 steps whose need is known" in out
+    assert "what a step needs is not known" in out
+    assert "by layer; spread" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--samples", "0"], "--samples 0 samples nothing; give --look"),
+        (["--samples", "0", "--look", "--responses", "student"], "--samples 0 samples nothing"),
+        (["--figure", "f.svg"], "give --look too"),
+    ],
+)
+def test_options_that_need_others(words, message, workspace, capsys):
+    assert main(["probe", "tiny.yaml", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_named_is_what_is_probed(opasd: CommandLine) -> None:
+    """The recipe's own validation set is not read."""
+    (opasd.folder / "mine.jsonl").write_text('{"problem": "1 + 1?", "solution": "1 + 1 = 2", "answer": "2"}\n')
+    words = ["probe", "lab", "--data", "mine.jsonl", "--look", "--samples", "0", "--json", "found.json"]
+    code, _, errors = opasd(*words)
+    assert code == 0, errors
+    found = json.loads((opasd.folder / "found.json").read_text())
+    assert {row["problem"] for row in found["look_rows"]} == {"mine.jsonl:1"}

@@ -4,15 +4,18 @@ The model answers held-out problems as student and as teacher, and reads the stu
 what `opasd train` takes; nothing is trained.
 """
 
+import argparse
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from opasd.cli._flags import whole_number
 from opasd.cli._options import ConfigParser
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes
+from opasd.config import RunConfig
 from opasd.errors import ConfigError, error_prefix
 from opasd.files import write_new
 from opasd.progress import SampleProgress
@@ -24,11 +27,25 @@ def parser() -> ConfigParser:
     command = ConfigParser("probe", __doc__, groups=("what", "how", "the probe"))
     command.option(
         "the probe", "--problems", metavar="N", type=whole_number(1), default=64,
-        help="Problems: the first of the validation sets that have solutions, or of the training data. (default: 64)",
+        help="Problems: the first of --data if it is given; else of the validation sets that have solutions, or of the "
+        "training data. (default: 64)",
     )  # fmt: skip
     command.option(
-        "the probe", "--samples", metavar="N", type=whole_number(1), default=4,
-        help="Answers of the student to each problem; one with right and wrong ones tells something. (default: 4)",
+        "the probe", "--samples", metavar="N", type=whole_number(0), default=4,
+        help="Answers of the student to each problem; one with right and wrong ones tells something. 0, with --look: "
+        "none are sampled. (default: 4)",
+    )  # fmt: skip
+    command.option(
+        "the probe", "--look", action="store_true",
+        help="Measure where both roles look, by layer and head, with each reference that the problems have.",
+    )  # fmt: skip
+    command.option(
+        "the probe", "--responses", metavar="WHOSE", choices=("gold", "student"), default="gold",
+        help="What --look reads: the data's solutions (gold) or the student's own answers (student). (default: gold)",
+    )  # fmt: skip
+    command.option(
+        "the probe", "--figure", metavar="FILE",
+        help="Draw the attention on what a step needs, by layer, into this new SVG file; needs --look.",
     )  # fmt: skip
     command.option(
         "the probe", "--json", metavar="FILE",
@@ -42,31 +59,76 @@ def run(args: list[str]) -> int:
     options, recipe, config = parser().parse(args, start=True)
     if (world := Processes.current().world) > 1:
         raise ConfigError(f"opasd probe is one process, got a launch of {world}; run it without a launcher")
-    target = None if options.json is None else Path(os.path.expanduser(options.json))
-    if target is not None:  # a mistake in the path shows before the work
-        _write(target, "")
+    _check_options(options)
+    named = [word.partition("=")[0] for word in args]
+    if {"--data", "--data.source"} & set(named) and not any(word.startswith("--validation") for word in named):
+        config = config.model_copy(update={"validation_data": {}})  # the recipe's own sets are other problems
+    given = {flag: getattr(options, flag) for flag in ("json", "figure")}
+    targets = {flag: Path(os.path.expanduser(path)) for flag, path in given.items() if path is not None}
+    for flag, target in targets.items():  # a mistake in a path shows before the work
+        _write(flag, target, "")
         target.unlink()
     check(config, 1)
-    from opasd.probe.measure import probe
+    from opasd.probe.advice import advise
+    from opasd.probe.look_page import advice_page, look_page
     from opasd.probe.page import probe_page
-    from opasd.probe.summary import summarise
 
-    progress = SampleProgress()
-    try:
-        measured = probe(config, count=options.problems, samples=options.samples, progress=progress)
-    finally:
-        progress.end()
-    summary = summarise(measured)
-    sys.stdout.write(probe_page(recipe.name, config, len(measured.student), options.samples, summary))
-    if target is not None:
+    found = _measure(options, config)
+    summary, looks = found.get("summary"), found.get("look")
+    if summary is not None:
+        problems = len(found["teacher_rows"])
+        sys.stdout.write(probe_page(recipe.name, config, problems, options.samples, summary) + "\n")
+    if looks is not None:
+        sys.stdout.write(look_page(recipe.name, config.model.name_or_path, looks) + "\n")
+    found["advice"] = advise(summary, looks, config.objective.token.clip)
+    sys.stdout.write(advice_page(found["advice"]))
+    if "figure" in targets:
+        from opasd.report.charts import svg
+        from opasd.report.looking import mass_by_layer
+
+        _write("figure", targets["figure"], svg(mass_by_layer(looks or {}, recipe.name), standalone=True))
+        sys.stderr.write(f"{targets['figure']}\n")
+    if "json" in targets:
         settings = {"source": options.source, "problems": options.problems, "samples": options.samples}
         settings["config"] = config.model_dump(mode="json")
         about = {"settings": settings, "environment": environment(["opasd", *sys.argv[1:]])}
-        _write(target, json.dumps({"summary": summary, **about, **measured.to_dict()}, indent=1, ensure_ascii=False))
-        sys.stderr.write(f"{target}\n")
+        _write("json", targets["json"], json.dumps({**found, **about}, indent=1, ensure_ascii=False))
+        sys.stderr.write(f"{targets['json']}\n")
     return 0
 
 
-def _write(target: Path, text: str) -> None:
-    with error_prefix("--json"):
+def _check_options(options: argparse.Namespace) -> None:
+    if options.figure is not None and not options.look:
+        raise ConfigError("--figure draws what --look measures; give --look too")
+    if not options.samples and not (options.look and options.responses == "gold"):
+        raise ConfigError("--samples 0 samples nothing; give --look, which reads the gold solutions, or 1 or more")
+
+
+def _measure(options: argparse.Namespace, config: RunConfig) -> dict[str, Any]:
+    """Return the summary, the looks and their rows, as far as they were asked for."""
+    from opasd.probe.look import look, responses
+    from opasd.probe.measure import probe, set_up
+    from opasd.probe.summary import summarise
+    from opasd.probe.where import summarise_looks
+
+    progress, found = SampleProgress(), {}
+    try:
+        setup = set_up(config, options.problems, progress.say)
+        measured = None
+        if options.samples:
+            measured = probe(config, setup, samples=options.samples, progress=progress)
+            found |= {"summary": summarise(measured), **measured.to_dict()}
+        if options.look:
+            answers = measured.rollouts if measured and options.responses == "student" else None
+            texts = responses(setup, answers, config.rollout.max_new_tokens)
+            progress.say(f"both roles read {len(texts)} responses, all layers and each reference")
+            rows = look(config, setup, texts, progress)
+            found |= {"look": summarise_looks(rows, options.responses), "look_rows": [row.to_dict() for row in rows]}
+    finally:
+        progress.end()
+    return found
+
+
+def _write(flag: str, target: Path, text: str) -> None:
+    with error_prefix(f"--{flag}"):
         write_new(target, text)

@@ -12,7 +12,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from opasd.evaluation.answers import readable, thinking_prefix
 from opasd.grading.outside import RolloutGrader, rollout_grader
 from opasd.losses.token import log_probabilities
 from opasd.model.loading import load_model, load_tokenizer
-from opasd.model.objective import opasd_loss
+from opasd.model.objective import opasd_loss, teacher_scores
 from opasd.model.scoring import Scorer, choose_layout, microbatches
 from opasd.progress import SampleProgress
 from opasd.prompts.contexts import PromptPair
@@ -51,6 +51,8 @@ class HeldOutProblem:
 
     section: str
     pair: PromptPair
+    source: str = ""
+    """The data source of that section."""
 
 
 Attempt = tuple[HeldOutProblem, int]
@@ -97,6 +99,8 @@ class Probe:
 
     student: list[list[Trajectory]]
     teacher: list[GradedAnswer]
+    rollouts: list[Rollout] = field(default_factory=list)
+    """The student's answers, one problem's after another's."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all rows as JSON types."""
@@ -106,15 +110,34 @@ class Probe:
         }
 
 
-def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgress) -> Probe:
-    """Measure `samples` answers of the student to each of the first `count` problems, and one of the teacher."""
+@dataclass(frozen=True)
+class Setup:
+    """What a probe works on."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    builder: PromptBuilder
+    problems: list[HeldOutProblem]
+    precision: torch.dtype | None
+    """The number format of mixed precision, if it is used."""
+
+
+def set_up(config: RunConfig, count: int, say: Callable[[str], None]) -> Setup:
+    """Load the model and the first `count` problems."""
     arguments = training_arguments(config.train, Path(config.output_dir))
     tokenizer = load_tokenizer(config.model)
     builder = PromptBuilder(tokenizer, config.prompts)
-    problems = held_out(config, builder, count, progress.say)
+    problems = held_out(config, builder, count, say)
     model = load_model(config.model).eval().requires_grad_(False)
     if not getattr(model, "is_quantized", False):
         torch.nn.Module.to(model, arguments.device)
+    precision = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
+    return Setup(model, tokenizer, builder, problems, precision)
+
+
+def probe(config: RunConfig, setup: Setup, *, samples: int, progress: SampleProgress) -> Probe:
+    """Measure `samples` answers of the student to each problem, and one of the teacher."""
+    model, tokenizer, problems, precision = setup.model, setup.tokenizer, setup.problems, setup.precision
     attempts: dict[Role, list[Attempt]] = {
         "student": [(problem, number) for problem in problems for number in range(samples)],
         "teacher": [(problem, 0) for problem in problems],
@@ -124,10 +147,11 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgre
         Rollout(problem.pair, completion.ids, f"{problem.section}, {problem.pair.problem.id}, sample {number}")
         for (problem, number), completion in zip(attempts["student"], completions["student"], strict=True)
     ]
-    precision = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
     progress.say(f"both roles read the student's {len(rollouts)} answers")
     readings = judge_if_possible(model, rollouts, config, precision, progress)
-    others = [pair for pair in with_others_references(builder, [p.pair for p in problems]) for _ in range(samples)]
+    others = [
+        pair for pair in with_others_references(setup.builder, [p.pair for p in problems]) for _ in range(samples)
+    ]
     controls = {n: replace(rollouts[n], pair=pair) for n, pair in enumerate(others) if pair is not None}
     progress.say("both roles read them again, with another problem's reference")
     progress.begin(len(controls), 0)
@@ -139,7 +163,7 @@ def probe(config: RunConfig, *, count: int, samples: int, progress: SampleProgre
         grade(tokenizer, tries, role, completions[role], leak, grader) for role, tries in attempts.items()
     )
     rows = [Trajectory(**asdict(own), **measures(reading)) for own, reading in zip(student, readings, strict=True)]
-    return Probe([rows[start : start + samples] for start in range(0, len(rows), samples)], teacher)
+    return Probe([rows[start : start + samples] for start in range(0, len(rows), samples)], teacher, rollouts)
 
 
 def _sample(
@@ -191,7 +215,7 @@ def held_out(config: RunConfig, builder: PromptBuilder, count: int, say: Callabl
             sets[f"validation_data.{name}"] = data, "validation"
     sets = sets or {"data": (config.data, "train")}
     usable = (
-        HeldOutProblem(section, pair)
+        HeldOutProblem(section, pair, data.source)
         for section, (data, split) in sets.items()
         for problem in load_set(data, split)
         for pair in builder.pairs([problem], on_bad_row=data.on_bad_row)[0]
@@ -221,7 +245,9 @@ def with_others_references(builder: PromptBuilder, pairs: Sequence[PromptPair]) 
         following = (other.problem for other in (*pairs[n + 1 :], *pairs[:n]))
         other = next((problem for problem in following if problem.answer != pair.problem.answer), None)
         try:
-            changed = other and replace(pair.problem, solution=other.solution, answer=other.answer)
+            changed = other and replace(
+                pair.problem, solution=other.solution, answer=other.answer, pointers=other.pointers
+            )
             others.append(builder.pair(changed) if changed else None)
         except (PromptError, AlignmentError):
             others.append(None)
@@ -249,9 +275,8 @@ def judge(
     for part in microbatches(list(rollouts), config.tokens_per_microbatch, packed=layout == "packed"):
         began = time.perf_counter()
         with torch.autocast(model.device.type, precision, enabled=precision is not None):
-            student, teacher = (
-                scorer(part, role, query=objective.attention.query, layout=layout) for role in ("student", "teacher")
-            )
+            student = scorer(part, "student", query=objective.attention.query, layout=layout)
+            teacher = teacher_scores(scorer, part, objective, query=objective.attention.query, layout=layout)
         output = opasd_loss(part, student, teacher, student.head, teacher.head, objective)
         for rollout, *scores, reading in zip(part, student, teacher, output.readings, strict=True):
             token_T = torch.tensor(rollout.completion_ids, device=scores[0].hidden_TE.device)
@@ -280,7 +305,7 @@ def judge_if_possible(
     try:
         return judge(model, rollouts, config, precision=precision, progress=progress)
     except CaptureError as error:
-        if config.objective.attention_weight > 0:
+        if config.objective.attends:
             raise
         progress.say(f"attention is not measured: {error}")
         progress.begin(len(rollouts), 0)

@@ -1,0 +1,115 @@
+"""Advice from what a probe measured: worth training or not, which reference, which layers, which clip.
+
+Each sentence comes with its rule and the numbers behind it. The rules are what is known so far:
+
+    train       the teacher's reading of the student's answers prefers right ones: the interval is above 0.5
+    reference   the projected target has at least twice the student's attention on what a step needs (the gate)
+    layers      those whose attention is on what a step needs; the last layer is usually not among them
+    support     template tokens say nothing about the problem; leave them out if they have a third of the loss
+    clip        per token or none: the pointwise clip is no divergence and can step away from the teacher
+"""
+
+from typing import Any
+
+from opasd.choices import Clip
+
+Advice = dict[str, Any]
+"""`about`, `says` (one or two sentences), `rule` and `numbers`."""
+TEMPLATE = 1 / 3
+
+
+def advise(summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: Clip) -> list[Advice]:
+    """Return the advice that these summaries allow; either may be missing."""
+    advice = [] if summary is None else [_train(summary)]
+    if looks is not None:
+        advice += [_reference(looks), *_layers(looks), *_support(looks)]
+    return [*advice, _clip(clip)]
+
+
+def _advice(about: str, says: str, rule: str, **numbers: Any) -> Advice:
+    return {"about": about, "says": says, "rule": rule, "numbers": numbers}
+
+
+def _train(summary: dict[str, Any]) -> Advice:
+    figure, verdict = summary["preference"], summary["verdict"]
+    rule = "the preference for right answers over wrong ones: its interval is above 0.5"
+    numbers = {"preference": figure, "own_adds": summary["own_adds"], "student": summary["student"]["accuracy"]}
+    if verdict == "above":
+        says = f"Worth training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs."
+        adds = summary["own_adds"]
+        if adds and adds["low"] <= 0:
+            says += " Another problem's reference does it as well, so this may be the prompt and not the reference."
+        return _advice("train", says, rule, **numbers)
+    if verdict == "below":
+        says = f"Not worth training: the teacher prefers wrong answers ({_share(figure)} for right ones)."
+        return _advice("train", f"{says} Try another reference.", rule, **numbers)
+    if verdict == "open":
+        says = f"Not shown to be worth training: the teacher prefers right answers in {_share(figure)} of the pairs."
+        return _advice("train", f"{says} Try another reference, or more --problems.", rule, **numbers)
+    says = "Whether training is worth it cannot be said: too few problems have both right and wrong answers."
+    return _advice("train", says, rule, **numbers)
+
+
+def _reference(looks: dict[str, Any]) -> Advice:
+    gates = {name: figures["gate"] for name, figures in looks["references"].items() if figures["gate"]}
+    times = looks["rule"]["gate"]
+    where = ", ".join(map(str, looks["gate_layers"]))
+    rule = f"the gate: the projected target has {times:g} times the student's mass or more at layers {where or '–'}"
+    if not gates:
+        problem = looks["references"][looks["own_reference"]]["loss"]["problem"][-1]["mean"]
+        says = "Whether attention can help was not measured: what a step needs is not known. At the last layer the "
+        says += f"problem has {problem:.0%} of the attention loss."
+        return _advice("reference", says, rule, problem_share=problem)
+    best = max(gates, key=lambda name: gates[name]["ratio"] or 0.0)
+    gate = gates[best]
+    masses = f"{gate['projected']:.3f} beside the student's {gate['student']:.3f}"
+    if gate["verdict"] == "passes":
+        says = f"Attention supervision has a chance with {best} as the reference: its target has {masses}."
+    elif gate["verdict"] == "open":
+        says = f"Attention supervision may have a chance with {best} as the reference: its target has {masses}, "
+        says += f"not clearly {times:g} times as much; give more --problems."
+    else:
+        says = f"Train the token loss alone (--attention-weight 0): the best target, with {best} as the reference, "
+        says += f"has {masses} on what a step needs, less than {times:g} times as much."
+    return _advice("reference", says, rule, **gates)
+
+
+def _layers(looks: dict[str, Any]) -> list[Advice]:
+    layers, last = looks["looking_layers"], looks["layers"] - 1
+    if layers is None:
+        return []
+    rule = looks["rule"]
+    text = f"student's mass at least {rule['of_best']:g} of the best layer's and {rule['of_uniform']:g} times uniform"
+    student = [figure["mean"] for figure in looks["references"][looks["own_reference"]]["student"]]
+    numbers = {"student": student, "uniform": looks["uniform"], "layers": layers}
+    if not layers:
+        return [_advice("layers", "No layer clearly looks at what a step needs.", text, **numbers)]
+    best = max(layers, key=lambda layer: student[layer])
+    says = f"If attention is supervised, compare layers [{', '.join(map(str, layers))}] (objective.attention.layers): "
+    says += f"layer {best} has "
+    says += f"{student[best]:.3f} of its attention on what a step needs"
+    says += f", the last layer {student[last]:.3f}." if last not in layers else "; the last layer is among them."
+    return [_advice("layers", says, text, **numbers)]
+
+
+def _support(looks: dict[str, Any]) -> list[Advice]:
+    loss = looks["references"][looks["own_reference"]]["loss"]
+    chosen = looks["looking_layers"] or [looks["layers"] - 1]
+    shares = {part: sum(figures[layer]["mean"] for layer in chosen) / len(chosen) for part, figures in loss.items()}
+    if shares["template"] < TEMPLATE:
+        return []
+    says = f"Leave the template out (objective.attention.support: content): it has {shares['template']:.0%} of the "
+    says += f"attention loss, the problem {shares['problem']:.0%}."
+    return [_advice("support", says, "the template's share of the attention loss is a third or more", **shares)]
+
+
+def _clip(clip: Clip) -> Advice:
+    rule = "per token or none, never pointwise"
+    if clip == "pointwise":
+        says = "Change objective.token.clip to per_token or none: the pointwise clip can step away from the teacher."
+        return _advice("clip", says, rule, clip=clip)
+    return _advice("clip", f"Keep objective.token.clip: {clip}.", rule, clip=clip)
+
+
+def _share(figure: dict[str, float]) -> str:
+    return f"{figure['mean']:.2f} [{figure['low']:.2f}, {figure['high']:.2f}]"
