@@ -1,6 +1,7 @@
 """Settings of the whole suite: no network, few threads, reproducible properties."""
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -22,6 +23,11 @@ settings.load_profile("suite")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_sessionfinish() -> None:
+    if "tests.nursery" in sys.modules:
+        sys.modules["tests.nursery"].end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[s
     return subprocess.run(command, check=False, **(given | options))
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
+def wait_until(condition: Callable[[], object], process: Any = None) -> None:
     """Wait until the condition holds; fail at once when the process that should fulfil it has ended."""
     deadline = time.monotonic() + PATIENCE
     while not condition():

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from opasd.errors import ConfigError
 from opasd.files import (
@@ -26,6 +28,7 @@ from opasd.files import (
     write_json,
     write_text,
 )
+from opasd.run.manifest import write_manifest
 from tests.processes import environment, wait_until
 from tests.training import TOKENIZER
 
@@ -287,3 +290,18 @@ def test_a_full_disk_met_by_the_tokenizers_library(tmp_path):
             TOKENIZER.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
+    (tmp_path / "plain").touch()
+    wanted = (tmp_path / "plain").stat().st_mode
+    with staged_files(tmp_path / "merged") as staged:
+        save_file({"weight": torch.zeros(2)}, staged / "model.safetensors")
+    (tmp_path / "final").mkdir()
+    save_file({"weight": torch.zeros(2)}, tmp_path / "final" / "adapter_model.safetensors")
+    write_manifest(tmp_path / "final", "run")
+    assert {path.stat().st_mode for path in tmp_path.rglob("*.safetensors")} == {wanted}
+    assert sorted(path.name for path in (tmp_path / "final").iterdir()) == [
+        "adapter_model.safetensors",
+        "manifest.json",
+    ]

@@ -19,7 +19,7 @@ PROBLEMS = [
 ]
 METHOD: dict[str, Any] = {
     "rollout": {"max_new_tokens": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
-    "objective": {"token": {"clip": "none"}},
+    "objective": {"token": {"clip": "none"}, "gradients_every": 0},
     "validation": {"every": 0},
 }
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from opasd.losses.terms import LossTerm, MicroBatch, register_loss_term
     from opasd.losses.token import token_loss
     from opasd.model.objective import opasd_loss
+    from opasd.model.rules import register_teacher
     from opasd.model.scoring import Scorer
-    from opasd.model.teacher import register_teacher
     from opasd.prompts.alignment import Alignment, align
     from opasd.prompts.contexts import PromptPair
     from opasd.prompts.pairs import PromptBuilder
@@ -39,8 +39,8 @@ _NAMES = {
     "losses.terms": ("LossTerm", "MicroBatch", "register_loss_term"),
     "losses.token": ("token_loss",),
     "model.objective": ("opasd_loss",),
+    "model.rules": ("register_teacher",),
     "model.scoring": ("Scorer",),
-    "model.teacher": ("register_teacher",),
     "prompts.alignment": ("Alignment", "align"),
     "prompts.contexts": ("PromptPair",),
     "prompts.pairs": ("PromptBuilder",),

@@ -43,8 +43,9 @@ DIVERGENCES: list[str] = ["forward_kl", "reverse_kl", "jsd"]
 Divergence = Annotated[str, OneOf(DIVERGENCES, "opasd.register_divergence")]
 """Comparison of two distributions, teacher first: KL(T‖S), KL(S‖T), the generalised JSD, or a plugin's."""
 
-Clip = Literal["none", "pointwise", "per_token"]
-"""`per_token`: min(D_t, c). `pointwise`: each vocabulary entry contributes at most c to the sum."""
+Clip = Literal["none", "pointwise", "pointwise_masked", "per_token"]
+"""`per_token`: min(D_t, c). `pointwise`: each vocabulary entry contributes at most c to the sum. `pointwise_masked`:
+the same, and a token whose gradient that turns away from the teacher counts nothing."""
 
 Handling = Literal["project", "redistribute", "shuffle"]
 """Treatment of the teacher's attention on the solution. `project` drops it and renormalises the rest. `redistribute`
@@ -60,6 +61,9 @@ Heads = Literal["mean", "each"]
 
 Layers = int | tuple[int, ...] | Literal["all"]
 """Attention layers that are compared: the last k, those with these numbers (from 0, or negative from the end), all."""
+
+Weight = float | Literal["balanced"]
+"""Weight of the attention loss: a number, or one that follows the gradients' norms."""
 
 Queries = Literal["all", "entropy", "solution_mass"]
 """Steps whose attention is compared: all, those at which the student's next token has at least an entropy, or those at
@@ -118,8 +122,11 @@ class EngineEntry:
 GRADERS: dict[str, str] = {}
 """Graders that plugins have registered: their names and `module:function`."""
 
-LOSS_TERMS: list[str] = []
-"""Names of the loss terms that plugins have registered."""
+LOSS_TERMS: list[str] = ["likelihood", "rejection"]
+"""Names of the loss terms: those of `opasd.losses.terms`, and what plugins have registered."""
+
+RolloutSource = Literal["student", "solution"]
+"""What is learned from: the student's own samples, or the verified solutions."""
 
 ENGINES = {
     "transformers": EngineEntry("opasd.rollout.transformers.engine:TransformersEngine"),

@@ -109,6 +109,7 @@ def staged_files(folder: Path, last: str = "") -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory(prefix=STAGED, dir=folder) as staged:
             yield Path(staged)
+            let_read(Path(staged))
             for path in Path(staged).iterdir():
                 sync(path)
             for path in sorted(Path(staged).iterdir(), key=lambda path: path.name == last):
@@ -117,6 +118,16 @@ def staged_files(folder: Path, last: str = "") -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the folder is not empty
             folder.rmdir()
+
+
+def let_read(folder: Path) -> None:
+    """Let everybody read the folder's files whom the umask lets; safetensors writes for their owner alone."""
+    fresh = folder / ".fresh"
+    fresh.touch()
+    mode = fresh.stat().st_mode
+    fresh.unlink()
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(mode)
 
 
 def sync(path: Path) -> None:

@@ -149,7 +149,7 @@ def cases(draw):
     return alignment, *layers, options, draw(st.integers(1, 25))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(case=cases())
 def test_chunked_equals_definition(case):
     alignment, student, teacher, options, chunk = case

@@ -11,7 +11,7 @@ from opasd.config import AttentionLossConfig, ObjectiveConfig, TokenLossConfig
 from opasd.errors import ConfigError, NonFiniteError
 from opasd.losses.objective import LossOutput
 from opasd.losses.token import OutputHead
-from opasd.model.objective import opasd_loss
+from opasd.model.objective import opasd_loss, teacher_contexts, teacher_scores
 from opasd.model.scoring import Scorer
 from tests.models import FAMILIES, HYBRID, add_lora, fast, make_model
 from tests.rollouts import make_rollout, make_rollouts
@@ -24,7 +24,7 @@ def step(model, rollouts, config=PLAIN, *, layout="padded", num_rollouts=None):
     layers = config.attention.layers if config.attention_weight > 0 else 0
     scorer, query = Scorer(model, layers), config.attention.query
     with torch.no_grad(), model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext():
-        teacher = scorer(rollouts, "teacher", query=query, layout=layout)
+        teacher = teacher_scores(scorer, rollouts, config, query=query, layout=layout)
     student = scorer(rollouts, "student", query=query, layout=layout)
     return opasd_loss(rollouts, student, teacher, student.head, teacher.head, config, num_rollouts=num_rollouts)
 
@@ -255,6 +255,62 @@ def test_chunked_and_reference_agree_on_a_model():
     assert_same_gradients(gradients(model, chunked.loss), gradients(model, expected.loss))
 
 
+OWN_MEMBERS = [
+    {}, {"heads": "each", "layers": (1, 2)}, {"support": "content", "layers": (0,)},
+    {"queries": "solution_mass", "query_threshold": 0.3, "heads": "each"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("member", OWN_MEMBERS, ids=str)
+def test_a_reference_of_its_own_for_the_attention_loss_equals_the_oracle(member, layout):
+    """L = token loss with reference A + λ attention loss with reference B; the oracle runs each by itself."""
+    rollouts = make_rollouts((6, 1, 12), own=4)
+    attention = PLAIN.attention.model_copy(update=member)
+    config = PLAIN.model_copy(update={"attention_weight": 0.7, "attention": attention})
+    model = add_lora(make_model("qwen3", dtype=torch.float64))
+    output = step(model, rollouts, config, layout=layout)
+    actual = gradients(model, output.loss)
+
+    reference = add_lora(make_model("qwen3", "eager", torch.float64))
+    own = [replace(rollout, pair=rollout.pair.attention) for rollout in rollouts]
+    attention_loss = eager_oracle(reference, own, 0.7, attention) - eager_oracle(reference, own, 0.0)
+    expected = eager_oracle(reference, rollouts, 0.0) + attention_loss
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert_same_gradients(actual, gradients(reference, expected))
+    one_by_one = step_one_by_one(model, rollouts, config)
+    assert one_by_one.loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    # the readings of a rollout are those of its own context
+    alone = step(model, [own[2]], config).readings[0]["attention/divergence"]
+    torch.testing.assert_close(output.readings[2]["attention/divergence"], alone)
+
+
+def test_scores_of_one_rollout_have_the_attention_of_their_own_context():
+    rollouts, model = make_rollouts((6, 3), own=4), make_model("qwen3", dtype=torch.float64)
+    scorer = Scorer(model)
+    with torch.no_grad():
+        both = teacher_scores(scorer, rollouts, PLAIN)
+        token, attention = (
+            scorer(some, "teacher") for some in (rollouts, [replace(r, pair=r.pair.attention) for r in rollouts])
+        )
+    for index in range(2):
+        torch.testing.assert_close(both[index].hidden_TE, token[index].hidden_TE)
+        for name in ("query_HTD", "key_KSD"):
+            torch.testing.assert_close(getattr(both[index].layers[0], name), getattr(attention[index].layers[0], name))
+
+
+@pytest.mark.parametrize(
+    ("weights", "read"), [((1.0, 0.5), ["token", "attention"]), ((0.0, 0.5), ["attention"]), ((1.0, 0.0), ["token"])]
+)
+def test_the_teacher_reads_only_the_contexts_that_a_loss_needs(weights, read):
+    rollout = make_rollout(3, own=5)
+    config = PLAIN.model_copy(update=dict(zip(("token_weight", "attention_weight"), weights, strict=True)))
+    contexts = {"token": rollout.pair.teacher_ids, "attention": rollout.pair.attention.teacher_ids}
+    assert [one.pair.teacher_ids for one in teacher_contexts(rollout, config)] == [contexts[name] for name in read]
+    assert len(teacher_contexts(rollout, config, everything=True)) == 2
+    assert len(teacher_contexts(make_rollout(3), config, everything=True)) == 1
+
+
 def test_mean_over_tokens_first_then_over_rollouts():
     model, rollouts = make_model("qwen3", dtype=torch.float64), make_rollouts((2, 20))
     alone = [step(model, [rollout], ObjectiveConfig(attention_weight=0.5)).loss.item() for rollout in rollouts]
@@ -270,6 +326,7 @@ def test_metrics_are_what_the_paper_plots():
     assert set(metrics) == {
         "loss",
         "token/loss", "token/divergence", "token/clipped", "token/student_entropy",
+        "token/clip_inner", "token/gradient_square",
         "attention/divergence", "attention/solution_mass", "attention/visible_mass",
         "attention/student_entropy", "attention/teacher_entropy", "attention/template_mass",
         "attention/first_token_mass",

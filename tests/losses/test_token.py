@@ -122,7 +122,7 @@ def cases(draw):
     return case, options, draw(st.integers(1, 12))
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(case=cases())
 def test_chunked_equals_definition(case):
     tensors, options, chunk = case
@@ -266,12 +266,39 @@ def test_pointwise_clipping_can_step_away_from_the_teacher(impl):
     case = three_tokens()
     output = token_loss(*case, clip="pointwise", clip_threshold=0.05, impl=impl)
     assert output.reversed_T.tolist() == [1.0]
+    assert output.clip_inner_T.tolist() == pytest.approx([-0.034])  # (.2, −.14, −.06) · (−.1, .1, 0)
+    assert output.gradient_square_T.tolist() == pytest.approx([0.02])
     (gradient,) = torch.autograd.grad(output.loss, case[0])
     torch.testing.assert_close(gradient, torch.tensor([[0.2, -0.14, -0.06]], dtype=torch.float64))
     after = case[0].detach() - 0.1 * gradient
     assert token_loss(after, *case[1:]).loss > token_loss(*case).loss  # a step down the clipped loss: further away
     for options in ({"clip": "pointwise", "clip_threshold": 9.0}, {"clip": "per_token"}, {"clip": "none"}):
         assert token_loss(*case, impl=impl, **options).reversed_T.tolist() == [0.0]
+    masked = token_loss(*case, clip="pointwise_masked", clip_threshold=0.05, impl=impl)
+    assert (masked.loss.item(), masked.reversed_T.item(), masked.clip_inner_T.item()) == (0, 1, 0)
+    assert not torch.autograd.grad(masked.loss, case[0])[0].any()
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_masked_clip_is_the_clip_without_the_reversed_tokens(kind, top_k):
+    case = make_case(tokens=60, vocabulary=9, seed=5, bias=True, softcap=4.0)
+    options = {"divergence": kind, "top_k": top_k, "clip_threshold": 0.01}
+    weights = torch.rand(60, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    plain = token_loss(*case, clip="pointwise", impl="reference", weights_T=weights, **options)
+    kept = weights * (1 - plain.reversed_T)
+    expected = token_loss(*case, clip="pointwise", impl="reference", weights_T=kept, **options)
+    assert 0 < plain.reversed_T.mean() < 1
+    for impl in ("reference", "chunked"):
+        actual = token_loss(*case, clip="pointwise_masked", impl=impl, weights_T=weights, chunk_tokens=7, **options)
+        assert actual.loss.item() == pytest.approx(expected.loss.item(), rel=1e-10)
+        assert torch.equal(actual.reversed_T, plain.reversed_T)
+        torch.testing.assert_close(actual.clip_inner_T, plain.clip_inner_T.clamp_min(0))
+        wanted = gradients(expected.loss, *case[:2], retain_graph=True)
+        for gradient, one in zip(gradients(actual.loss, *case[:2]), wanted, strict=True):
+            torch.testing.assert_close(gradient, one, atol=1e-12, rtol=1e-9)
+    with pytest.raises(ConfigError, match="has no kernel for clip: pointwise_masked|needs Triton"):
+        token_loss(*case, clip="pointwise_masked", impl="fused", **options)
 
 
 @pytest.mark.parametrize("top_k", [None, 3])
@@ -321,7 +348,7 @@ def test_a_student_that_is_sure_of_something_else_is_still_pulled(gap, top_k, im
 def test_settings_are_refused_as_in_a_configuration():
     case = make_case(tokens=2)
     check_settings(lambda **setting: token_loss(*case, **setting), TokenLossConfig, [*TokenLossConfig.model_fields])
-    with pytest.raises(ConfigError, match="^clip: got 'foo'; use one of none, pointwise, per_token$"):
+    with pytest.raises(ConfigError, match="^clip: got 'foo'; use one of none, pointwise, pointwise_masked, per_token$"):
         token_loss(*case, clip="foo")
     with pytest.raises(ConfigError, match="^top_k: got 0; use a whole number above 0, or None$"):
         token_loss(*case, top_k=0)

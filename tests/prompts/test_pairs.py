@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from opasd.choices import CutPolicy
 from opasd.config import PromptConfig
 from opasd.data.problems import Problem
-from opasd.errors import PromptError
+from opasd.errors import AlignmentError, ConfigError, PromptError
 from opasd.prompts.pairs import CUT_MARK, PromptBuilder, PromptPairs
 from tests.texts import IMITATIONS, plain_texts, texts
 from tests.tokenizers import ALL, decode, load, own_ids, small
@@ -246,6 +247,43 @@ def test_a_reference_may_show_pointers_alone() -> None:
     assert caught.value.reason == "missing"
 
 
+POINTED = Problem("What is 12 + 30?", "12 + 30 = 42.", "42", "sum", pointers="1, 3")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_attention_loss_may_have_a_reference_of_its_own(name: str) -> None:
+    own = "Use {pointers}, for {answer}.\n"
+    pair = built(name, attention_reference=own).pair(POINTED)
+    alone, plain = built(name, reference=own).pair(POINTED), build(name).pair(POINTED)
+    assert pair == replace(plain, attention=alone)
+    pairs, _ = built(name, attention_reference=own).pairs([POINTED, ANSWERED], on_bad_row="skip")
+    assert list(pairs) == [pair]
+    assert pairs.longest == {"student": len(pair.student_ids), "teacher": pair.teacher_tokens}
+
+
+def test_a_reference_of_its_own_is_checked_and_cut_as_the_other() -> None:
+    both = {"attention_reference": "Look again: {solution}\n" + "Then say it. " * 60, "reference": ANSWER_ALONE}
+    with pytest.raises(ConfigError, match=r"prompts.attention_reference has an unknown field: got {hint}"):
+        built("qwen3", attention_reference="{hint}")
+    with pytest.raises(ConfigError, match=r"prompts.attention_reference must have {solution} once: got it 0 times"):
+        built("qwen3", attention_reference="Look.")
+    with pytest.raises(ConfigError, match=r"prompts.attention_reference contains '<\|im_end\|>'"):
+        built("qwen3", attention_reference="<|im_end|>{answer}")
+    with pytest.raises(PromptError, match=r"there is no {pointers}, which prompts.attention_reference shows"):
+        built("qwen3", attention_reference="{pointers}\n").pair(ANSWERED)
+    long = replace(ANSWERED, solution=" and again" * 200)
+    limit = len(built("qwen3", **both).pair(ANSWERED).attention.teacher_ids) + 30
+    cut, report = built("qwen3", **both, max_teacher_tokens=limit).pairs([long])
+    assert cut[0].solution_tokens_cut == 0
+    assert report.solution_tokens_cut == cut[0].attention.solution_tokens_cut > 100
+    with pytest.raises(PromptError, match="with prompts.attention_reference: the teacher's context has") as caught:
+        built("qwen3", **both, max_teacher_tokens=limit, cut_solution="skip").pair(long)
+    assert caught.value.reason == "solution_too_long"
+    joined = {"teacher": "Problem: {question}{reference}{instruction}", "student": "Problem: {question} {instruction}"}
+    with pytest.raises(AlignmentError, match=r"with prompts.attention_reference: token \d+ of the question"):
+        built("qwen3", **joined, reference=" {answer}\n", attention_reference="\n\n{answer}\n").pair(ANSWERED)
+
+
 def test_an_answer_is_never_cut() -> None:
     both = "{solution} So it is {answer}.\n"
     long = Problem(SUM.question, " and again" * 200, "424242", "long")
@@ -340,3 +378,11 @@ def test_pairs_that_are_kept_take_four_bytes_a_token() -> None:
         packed[5]
     tokens = sum(len(pair.student_ids) + len(pair.teacher_ids) for pair in made)
     assert 4 * tokens <= size < 4 * tokens + 10_000 < 5 * tokens
+
+
+@pytest.mark.parametrize("field", ["student", "teacher", "reference", "instruction", "system"])
+def test_a_wording_that_no_tokenizer_reads_is_refused(field):
+    with pytest.raises(ValueError, match="half a surrogate pair"):
+        PromptConfig.model_validate({field: "x \ud800"})
+    with pytest.raises(ValueError, match="half a surrogate pair"):
+        PromptConfig.model_validate({"template_options": {"date_string": "\udfff"}})

@@ -3,8 +3,6 @@
 import os
 import signal
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from opasd.errors import ConfigError, EngineError
 from opasd.rollout import adapters
 from opasd.rollout.adapters import PREFIX, AdapterExport, check_folder, sweep
 from tests.models import add_lora, make_model
-from tests.processes import environment
+from tests.nursery import Python
 
 
 def export(folder, seed=3):
@@ -109,10 +107,7 @@ sys.stdin.read()
 
 
 def test_files_go_after_a_crash(tmp_path):
-    command = [sys.executable, "-c", CRASHING, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=environment(), **pipes) as process:
-        assert process.stdout is not None
+    with Python("-c", CRASHING, str(tmp_path)) as process:
         folder = Path(process.stdout.readline().strip())
         sweep(tmp_path)
         assert folder.exists(), "a live process was swept away"

@@ -1,5 +1,7 @@
 """Any OpenAI-compatible server: requests, retries, rate limits, and replies that nobody vouches for."""
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,3 +111,25 @@ def test_any_json_is_an_answer_or_refused(value, usage):
 def test_it_cannot_train():
     with pytest.raises(ConfigError, match="without token ids"):
         OpenAIEngine.for_training()
+
+
+def test_an_interruption_ends_the_calls_to_a_silent_server_for_good(monkeypatch):
+    """Another thread's error or Ctrl-C: what is under way is given up and not tried again."""
+    asked, given_up = threading.Event(), threading.Event()
+    late: list[bool] = []
+
+    def silent(self, path, body=None, *, timeout=None):
+        if body["messages"][0]["content"] == "wrong":
+            asked.wait(30)
+            raise http.Refused(400, "no such model")
+        late.append(given_up.is_set())
+        asked.set()
+        given_up.wait(30)
+        raise Unavailable("the connection was cut")
+
+    monkeypatch.setattr(http.Client, "call", silent)
+    monkeypatch.setattr(http.Client, "abort", lambda self: given_up.set())
+    chat = ChatClient("http://localhost:1", "m", ServersConfig(retries=5, backoff=0.01), 2)
+    with pytest.raises(EngineError, match="no such model"):
+        chat.answer(["wrong", "silent"], SAMPLING, [1, 2])
+    assert late == [False]

@@ -4,6 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from opasd.recipes.checking import leaves
 from opasd.run.environment import environment, repository
 
@@ -31,6 +33,16 @@ def test_secrets_on_the_command_line_are_masked() -> None:
     command = environment(["opasd", "--a.hub_token=abc", "--api-key", "def", "--x", "y"])["command"]
     assert command == ["opasd", "--a.hub_token=***", "--api-key", "***", "--x", "y"]
     assert environment(["HF_TOKEN=a\nb=c"])["command"] == ["HF_TOKEN=***"]
+
+
+@pytest.mark.parametrize(
+    "address", ["http://u:abc@host:1/v1", "--judge=https://abc@host:1/v1", "http://host:1/v1?k=abc#m"]
+)
+def test_secrets_in_addresses_are_left_out(address) -> None:
+    (said,) = environment([address])["command"]
+    assert "abc" not in said
+    assert "://host:1/v1" in said
+    assert environment(["What? http://host:1/x#m & so?"])["command"] == ["What? http://host:1/x#m & so?"]
 
 
 def test_no_field_of_the_configuration_is_masked() -> None:

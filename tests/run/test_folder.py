@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opasd.config import ModelConfig, RunConfig
+from opasd.config import ModelConfig, RunConfig, TrainConfig
 from opasd.errors import ConfigError
 from opasd.run.folder import RunFolder, check_disk, check_name, run_name, with_absolute_paths
 
@@ -167,14 +167,25 @@ def test_names_of_embedded_things_are_no_paths_and_a_models_folder_is_one(tmp_pa
     assert with_absolute_paths(lab).model.name_or_path == "lab"
 
 
-def test_a_run_is_not_continued_with_other_processes(tmp_path: Path) -> None:
-    folder = RunFolder.create(_config(tmp_path), "x")
-    folder.check_processes(1)
-    with pytest.raises(ConfigError, match="begun with --num-processes 1, this is 2"):
-        folder.check_processes(2)
+@pytest.mark.parametrize(
+    ("began", "count", "divided"), [(4, 1, (2, 12)), (1, 2, (1, 3)), (4, 4, (2, 3)), (4, 3, (2, 4)), (1, 4, None)]
+)
+def test_another_number_of_processes_shares_the_same_step(
+    tmp_path: Path, began: int, count: int, divided: tuple[int, int] | None
+) -> None:
+    """24 problems a step with four processes, 6 with one."""
+    train = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    folder = RunFolder.create(_config(tmp_path).model_copy(update={"train": TrainConfig.model_validate(train)}), "x")
+    (folder.path / "environment.json").write_text(f'{{"processes": {began}}}')
+    if divided is None:
+        with pytest.raises(ConfigError, match=f"has {began * 6} problems a step, which {count} processes cannot share"):
+            folder.shared_by(folder.config, count)
+        return
+    shared = folder.shared_by(folder.config, count).train
+    assert (shared.per_device_train_batch_size, shared.gradient_accumulation_steps) == divided
     for damage in ("{", "[]", "{}"):
         (folder.path / "environment.json").write_text(damage)
-        folder.check_processes(2)
+        assert folder.shared_by(folder.config, count) == folder.config
 
 
 def test_the_record_of_a_run_that_did_not_continue_is_removed(tmp_path: Path) -> None:

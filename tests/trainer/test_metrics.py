@@ -195,7 +195,7 @@ def test_time_is_kept_when_the_block_fails(clock, metrics):
 
 def test_many_processes(clock, metrics, monkeypatch):
     """Means over all processes; seconds of the slowest, part by part, and the largest peak."""
-    row = {"tokens": 10, "student": 18, "teacher": 28, "truncated": True, "correct": True, "markers": 3}
+    row = {"tokens": 10, "student": 18, "teacher": [28], "truncated": True, "correct": True, "markers": 3}
     parts = {"rollout": 0.0, "teacher": 9.0, "student": 1.0, "update": 0.5}
     other = ([row], {"token/loss": 1.0}, parts, 2**60)
     monkeypatch.setattr(metrics_module, "gather_object", lambda own: [other, *own])

@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from opasd.errors import ConfigError, DataError, NonFiniteError, PromptError
 from opasd.model import loading, merging
 from opasd.run.records import Records
 from opasd.trainer import result, session
-from tests.processes import PATIENCE, environment, wait_until
+from tests.nursery import Python
+from tests.processes import wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 
@@ -99,14 +98,11 @@ print(session.train(config, Path(sys.argv[2]), resume=sys.argv[3] == "resume"))
 def test_sigterm_saves_and_the_run_resumes(inputs, tmp_path):
     config = make_config(inputs, train__max_steps=400, train__save_steps=1000, validation__every=0)
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json"), str(tmp_path / "run")]
-    process = subprocess.Popen(
-        [*command, "new"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_until(lambda: list(Records(metrics)), process)  # its first step is done, and so it listens to the signal
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=PATIENCE)[0].strip() == "stopped"
+    with Python("-c", SCRIPT, str(tmp_path / "config.json"), str(tmp_path / "run"), "new") as process:
+        wait_until(lambda: list(Records(metrics)), process)  # its first step is done, and so it listens to the signal
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate()[0].strip() == "stopped"
     steps = [row["step"] for row in Records(metrics)]
     assert 0 < steps[-1] < 400
     assert (tmp_path / "run" / f"checkpoint-{steps[-1]}").is_dir()

@@ -1,13 +1,17 @@
-"""Weights spread over processes (FSDP2): two processes give what one gives, for every objective and teacher."""
+"""Several processes give what one gives, for every objective and teacher: whole weights (DDP), or FSDP2 and ZeRO-2.
+
+`make test` runs two processes; with whole weights some of the cases. `make test-scale` runs four in all cases, and
+DeepSpeed, where it is installed.
+"""
 
 import shutil
-import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate.commands.config.config_args import ClusterConfig
-from accelerate.state import PartialState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
@@ -15,134 +19,263 @@ from torch.distributed.tensor import DTensor
 from opasd.errors import ConfigError
 from opasd.rollout.adapters import AdapterExport
 from opasd.trainer.setup import check_sharding
-from tests import processes
-from tests.training import PROBLEMS, make_trainer, rows
+from tests import nursery, processes
+from tests.rollout.vllm.fake_server import Process
+from tests.training import PROBLEMS, make_model, make_trainer, rows
 
 LONGER = {"rollout": {"max_new_tokens": 30, "temperature": 1.0, "top_k": 0, "top_p": 1.0}, "tokens_per_microbatch": 400}
+TOKENS, ATTENTION = {"attention_weight": 0.0}, {"token_weight": 0.0}
+BALANCED = {"attention_weight": "balanced", "gradients_every": 2, "token": {"clip": "none"}}
+AVERAGE, SNAPSHOT = {"update": "ema", "ema_decay": 0.5}, {"update": "snapshot", "snapshot_every": 2}
+ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "adam_epsilon": 1e-4}
+"""An optimizer whose state a checkpoint holds; its ε keeps it from enlarging differences of rounding."""
+FAMILY = {
+    "attention": {
+        "layers": "all",
+        "heads": "each",
+        "support": "content",
+        "queries": "solution_mass",
+        "query_threshold": 0.7,
+    }
+}
 CASES = {
-    "adapters, a process without a problem": {
-        "train_dataset": PROBLEMS[:5],
-        "optim": "adamw_torch",  # whose state a checkpoint holds
-        "learning_rate": 1e-2,
-    },
-    "all weights, frozen teacher": {"lora": False},
-    "all weights, moving average, tokens alone": {
-        "lora": False,
-        "method": {"objective": {"attention_weight": 0.0}, "teacher": {"update": "ema", "ema_decay": 0.5}},
-    },
-    "all weights, snapshots": {"lora": False, "method": {"teacher": {"update": "snapshot", "snapshot_every": 1}}},
-    "attention alone, live teacher": {
-        "method": {"objective": {"token_weight": 0.0}, "teacher": {"update": "live"}},
+    "adapters, a process without a problem": {"train_dataset": PROBLEMS[:5], **ADAM},
+    "adapters, moving average, tokens alone": {"method": {"objective": TOKENS, "teacher": AVERAGE}},
+    "adapters, snapshots": {"long": True, "method": {"teacher": SNAPSHOT}},
+    "adapters, live teacher, attention alone": {
+        "method": {"objective": ATTENTION, "teacher": {"update": "live"}},
         "eval_dataset": PROBLEMS[:3],
+    },
+    "adapters, sampled by servers": {"servers": True},
+    "all weights, balanced gradients, an output head of its own": {
+        "measured": True,
+        "lora": False,
+        "untied": True,
+        "method": {"objective": BALANCED},
+    },
+    "all weights, frozen teacher": {"lora": False, **ADAM},
+    "all weights, moving average, attention alone": {
+        "lora": False,
+        "method": {"objective": ATTENTION, "teacher": AVERAGE},
+    },
+    "all weights, snapshots, tokens alone": {"lora": False, "method": {"objective": TOKENS, "teacher": SNAPSHOT}},
+    "all weights, live teacher": {"long": True, "lora": False, "method": {"teacher": {"update": "live"}}},
+    "an output head without gradient": {
+        "long": True,
+        "lora": False,
+        "untied": True,
+        "method": {"objective": ATTENTION | FAMILY},
+    },
+}
+RESUMED = ("adapters, a process without a problem", "all weights, frozen teacher")
+STEPS, SAVED = 5, 3
+"""Steps of a run, and the step after which it is resumed."""
+KINDS = {
+    "whole": {},
+    "sharded": {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]}},
+    "zero2": {
+        "deepspeed": {
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+            **dict.fromkeys(
+                ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"), "auto"
+            ),
+        },
     },
 }
 SCRIPT = """
 import os, sys
 from pathlib import Path
 from tests.trainer.test_sharded import train_all
-train_all(Path(sys.argv[1]), 2).accelerator.end_training()
+for kind in sys.argv[4:]:
+    trainer = train_all(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], kind)
+trainer.accelerator.end_training()
 sys.stderr.flush()
 os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
 """
 
 
-def train(folder, case, world, *, resume=False):
-    """Train a case for three steps of four problems; each step moves the weights far enough to be seen."""
-    method = LONGER | case.get("method", {}) | {"validation": {"every": 2 if "eval_dataset" in case else 0}}
-    sharded = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]}}
-    settings = {"optim": "sgd", "learning_rate": 1.0} | case | {"method": method}
+def kinds(world):
+    deepspeed = world > 2 and find_spec("deepspeed") is not None
+    return ["whole"] if world == 1 else ["whole", "sharded", *(["zero2"] if deepspeed else [])]
+
+
+def cases(kind, world):
+    """The names of the cases that this many processes run."""
+    brief = world == 2
+    if brief and kind == "whole":
+        return [name for name, case in CASES.items() if name == RESUMED[0] or {"untied", "measured"} & case.keys()]
+    kept = (name for name, case in CASES.items() if not (brief and "long" in case))
+    return [name for name in kept if not (kind == "zero2" and "measured" in CASES[name])]
+
+
+def train(folder, case, world, url, kind, *, resume=False):
+    """Train a case for five steps of four problems; each step moves the weights far enough to be seen."""
+    validation = {"every": 2 if "eval_dataset" in case else 0, "sampling": {"max_new_tokens": 8}}
+    method = LONGER | case.get("method", {}) | {"validation": validation}
+    if "servers" in case:
+        engine = {"engine": "vllm_server", "servers": {"urls": [url]}, "drift": {"every": 0}, "ahead": 1}
+        method |= {"rollout": LONGER["rollout"] | engine}
+    model = make_model()
+    if "untied" in case:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    own = {key: value for key, value in case.items() if key not in ("servers", "untied", "long", "measured")}
+    settings = {"optim": "sgd", "learning_rate": 1.0, "model": model} | own | {"method": method} | KINDS[kind]
     trainer = make_trainer(
-        folder, **settings, **(sharded if world > 1 else {}), max_steps=3, save_steps=2, max_grad_norm=0.0,
-        per_device_train_batch_size=2, gradient_accumulation_steps=2 // world,
+        folder, **settings, max_steps=STEPS, save_steps=SAVED, max_grad_norm=0.0,
+        per_device_train_batch_size=4 // world, gradient_accumulation_steps=1,
     )  # fmt: skip
-    if resume and trainer.is_world_process_zero():
-        for name in ("checkpoint-3", "final"):
-            shutil.rmtree(folder / name)
-    trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=resume)
+    trainer.close()
     return trainer
 
 
-def shard_on_cpu():
-    """Let accelerate shard: it does so on accelerators alone, but its code for them runs on a CPU as it is."""
-    begin = PartialState.__init__
+def resumed(begun, folder, case, world, kind):
+    """Continue from the checkpoint of the run in `begun`, in another folder; return the weights at its end."""
+    if first := PartialState().is_main_process:
+        shutil.copytree(begun, folder, ignore=shutil.ignore_patterns(f"checkpoint-{STEPS}", "final"))
+    PartialState().wait_for_everyone()
+    trainer = train(folder, case, world, "", kind, resume=True)
+    assert not first or [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1))
+    return trainer.accelerator.get_state_dict(trainer.model_wrapped)
+
+
+_begin = PartialState.__init__
+
+
+def start(kind):
+    """Begin anew with accelerate; let it spread weights on a CPU too, where its code for accelerators runs as it is."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    types = {"sharded": DistributedType.MULTI_GPU, "zero2": DistributedType.DEEPSPEED}
 
     def begin_as_accelerator(self, *args, **kwargs):
         first = not PartialState._shared_state
-        begin(self, *args, **kwargs)
+        _begin(self, *args, **kwargs)
         if first:
-            self.distributed_type = DistributedType.MULTI_GPU
+            self.distributed_type = types[kind]
+            if kind == "zero2":
+                import deepspeed
 
-    PartialState.__init__ = begin_as_accelerator
+                deepspeed.init_distributed("gloo")
+
+    PartialState.__init__ = begin_as_accelerator if kind in types else _begin
 
 
-def train_all(folder, world):
+def train_all(folder, world, url, kind):
     """Train all cases in this process; the first process saves the weights."""
     torch.set_num_threads(1)
-    if world > 1:
-        shard_on_cpu()
-    for name, case in CASES.items():
-        trainer = train(folder / name, case, world)
-        assert any(isinstance(weight, DTensor) for weight in trainer.model.parameters()) == (world > 1)
-        if case.get("lora", True):
-            exported = AdapterExport(trainer.model, folder / f"exports-{trainer.args.process_index}")
-            version = exported.write()
+    start(kind)
+    for name in cases(kind, world):
+        case, run = CASES[name], folder / kind / name
+        trainer = train(run, case, world, url, kind)
+        assert any(isinstance(weight, DTensor) for weight in trainer.model.parameters()) == (kind == "sharded")
+        assert trainer.is_deepspeed_enabled == (kind == "zero2")
+        results = {"weights": trainer.accelerator.get_state_dict(trainer.model_wrapped)}
+        if world > 1 and name in RESUMED:
+            results["same"] = resumed(run, folder / kind / f"same {name}", case, world, kind)
+            if kind != "zero2":
+                alone = folder.parent / "1" / "whole" / name
+                results["from one"] = resumed(alone, folder / kind / f"one {name}", case, world, kind)
+        if name == RESUMED[0]:
+            export = AdapterExport(trainer.model, folder / f"exports-{trainer.args.process_index}")
+            version = export.write()
             if trainer.is_world_process_zero():
-                shutil.copytree(version, folder.parent / f"adapter-{world}", dirs_exist_ok=True)
-        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+                shutil.copytree(version, folder / kind / "adapter")
         if trainer.is_world_process_zero():
-            torch.save(weights, folder / name / "weights.pt")
-        if world > 1 and case.get("lora", True) and "train_dataset" in case:
-            again = train(folder / name, case, world, resume=True)
-            resumed = again.accelerator.get_state_dict(again.model_wrapped)
-            assert all(torch.equal(resumed[key], weight) for key, weight in weights.items())
-            assert [row["step"] for row in rows(folder / name)] == [1, 2, 3]
+            torch.save(results, run / "weights.pt")
     return trainer
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder with the runs of one process (`1`) and of two (`2`)."""
-    folder = tmp_path_factory.mktemp("sharded")
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script), str(folder / "2")]
-    run = processes.run(launch)
-    assert run.returncode == 0, run.stderr[-3000:]
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.scale)])
+def trained(tmp_path_factory, request):
+    """The number of processes, and the folder with the runs of one process (`1`) and of several (`N`)."""
+    folder, world = tmp_path_factory.mktemp("sharded"), request.param
     threads = torch.get_num_threads()
-    try:
-        train_all(folder / "1", 1)
-    finally:
-        torch.set_num_threads(threads)
-    return folder
+    with Process() as server:
+        server.set(adapter="nothing")  # two runs of a server's adapters never have the same name
+        try:
+            train_all(folder / "1", 1, server.url, "whole")
+            for launched in filter(None, (kinds(world)[:2], kinds(world)[2:])):
+                words = ["-c", SCRIPT, str(folder / "N"), str(world), server.url, *launched]
+                for done in nursery.run_together(world, *words, DS_ACCELERATOR="cpu"):
+                    assert done.returncode == 0, done.stderr[-3000:]
+            start("whole")
+            for kind in ("whole", "sharded"):
+                for name in set(RESUMED) & set(cases(kind, world)):
+                    begun = folder / "N" / kind / name
+                    weights = resumed(begun, folder / f"{kind} {name}", CASES[name], 1, "whole")
+                    torch.save(weights, folder / f"{kind} {name}.pt")
+        finally:
+            torch.set_num_threads(threads)
+    return world, folder
+
+
+def assert_close(actual, expected):
+    assert actual.keys() == expected.keys()
+    for key, weight in expected.items():
+        torch.testing.assert_close(actual[key], weight, atol=1e-5, rtol=1e-4)
+
+
+def results(folder, world, kind, name):
+    return {
+        what: {key.removeprefix("module."): weight for key, weight in weights.items()}
+        for what, weights in torch.load(folder / world / kind / name / "weights.pt").items()
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_with_shards_equal_one(trained, name):
-    alone, divided = (torch.load(trained / world / name / "weights.pt") for world in ("1", "2"))
-    assert alone.keys() == divided.keys()
-    for key, weight in alone.items():
-        torch.testing.assert_close(divided[key], weight, atol=1e-5, rtol=1e-4)
-    for first, second in zip(rows(trained / "1" / name), rows(trained / "2" / name), strict=True):
-        readings = ({key: value for key, value in row.items() if key != "epoch"} for row in (first, second))
-        assert next(readings) == pytest.approx(next(readings), rel=1e-3, abs=1e-6)
+def test_several_processes_equal_one(trained, name):
+    """Weights, and of every step the loss, the gradient's norm and all other metrics."""
+    world, folder = trained
+    # A weight that gets no gradient counts as trained in one process alone.
+    unlike = {"epoch"} | ({"flops/update"} if "untied" in CASES[name] else set())
+    alone, first = results(folder, "1", "whole", name), rows(folder / "1" / "whole" / name)
+    for kind in (kind for kind in kinds(world) if name in cases(kind, world)):
+        assert_close(results(folder, "N", kind, name)["weights"], alone["weights"])
+        second = rows(folder / "N" / kind / name)
+        assert len(first) == len(second) >= STEPS
+        for one, several in zip(first, second, strict=True):
+            readings = ({key: value for key, value in row.items() if key not in unlike} for row in (one, several))
+            assert next(readings) == pytest.approx(next(readings), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_is_resumed_with_any_number_of_processes(trained, name):
+    """DeepSpeed's runs are resumed with as many."""
+    world, folder = trained
+    alone = results(folder, "1", "whole", name)["weights"]
+    for kind in (kind for kind in kinds(world) if name in cases(kind, world)):
+        divided = results(folder, "N", kind, name)
+        assert_close(divided["same"], divided["weights"])
+        if kind != "whole":  # DDP orders its sums in another way in the first step after it was started
+            assert all(torch.equal(divided["same"][key], weight) for key, weight in divided["weights"].items())
+        if kind != "zero2":
+            assert_close(divided["from one"], alone)
+            assert_close(torch.load(folder / f"{kind} {name}.pt"), alone)
 
 
 def test_the_cases_move_the_weights(trained):
     """Otherwise equal weights would say nothing."""
     for name in CASES:
-        first = torch.load(trained / "1" / name / "weights.pt")
-        start = make_trainer(trained / "start", **{key: CASES[name][key] for key in CASES[name] if key == "lora"})
-        begun = start.model.state_dict()
+        first = results(trained[1], "1", "whole", name)["weights"]
+        begun = make_trainer(trained[1] / "start", lora=CASES[name].get("lora", True)).model.state_dict()
         assert max(float((first[key] - begun[key]).abs().max()) for key in first) > 1e-3
 
 
 def test_an_adapter_is_written_whole(trained):
-    alone, divided = (load_file(trained / f"adapter-{world}" / "adapter_model.safetensors") for world in (1, 2))
-    assert alone.keys() == divided.keys()
-    for key, weight in alone.items():
-        torch.testing.assert_close(divided[key], weight, atol=1e-5, rtol=1e-4)
+    world, folder = trained
+    alone = load_file(folder / "1" / "whole" / "adapter" / "adapter_model.safetensors")
+    for kind in kinds(world):
+        assert_close(load_file(folder / "N" / kind / "adapter" / "adapter_model.safetensors"), alone)
+
+
+def test_checkpoints_of_shards_have_the_form_of_those_of_one_process(trained):
+    for name in RESUMED:
+        alone, divided = (
+            {path.name for path in (trained[1] / part / name / f"checkpoint-{SAVED}").iterdir()}
+            for part in ("1/whole", "N/sharded")
+        )
+        assert {file for file in divided if not file.startswith("rng")} == alone - {"rng_state.pth"}
 
 
 def test_sharding_that_would_be_ignored_is_refused(tmp_path):
@@ -155,15 +288,16 @@ def test_sharding_that_would_be_ignored_is_refused(tmp_path):
     [
         (None, None, "fsdp: weights are spread over GPUs, and this run is on cpu; leave fsdp out"),
         (SimpleNamespace(fsdp_version=1), None, "use fsdp_version 2"),
-        (SimpleNamespace(fsdp_version=2), 3, "deepspeed: ZeRO-3 is not supported; use FSDP2"),
+        (SimpleNamespace(fsdp_version=2), 3, "deepspeed: ZeRO-3 gathers weights where .* use FSDP2"),
+        (SimpleNamespace(fsdp_version=2), 2, "on_non_finite: skip, but DeepSpeed has made the step"),
     ],
 )
 def test_sharding_that_would_not_end_is_refused(plugin, stage, message):
     state = SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=SimpleNamespace(zero_stage=stage))
-    args = SimpleNamespace(fsdp=True, device=torch.device("cpu"))
+    args = SimpleNamespace(fsdp=True, deepspeed=stage, device=torch.device("cpu"))
     trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, is_deepspeed_enabled=stage)
     with pytest.raises(ConfigError, match=message):
-        check_sharding(trainer)
+        check_sharding(trainer, "skip")
 
 
 def test_the_example_of_a_configuration_asks_for_version_2():

@@ -3,7 +3,6 @@
 import json
 import resource
 import shutil
-import sys
 import types
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from opasd.run.records import Records
 from opasd.trainer.batches import without_repeats
 from opasd.trainer.setup import freeze_untied_head, use_liger
 from opasd.trainer.trainer import OPASDTrainer
-from tests import processes
+from tests import nursery
 from tests.training import METHOD, PROBLEMS, TOKENIZER, make_model, make_trainer, rows
 
 
@@ -123,77 +122,6 @@ def test_a_model_that_cannot_be_packed_is_warned_of_or_refused(monkeypatch, capl
 def test_packing_without_a_kernel_for_it_is_reported(tmp_path, caplog):
     make_trainer(tmp_path, method={"layout": "packed"}).check()
     assert "rollouts of a micro-batch are packed; attention: one sequence at a time" in caplog.text
-
-
-DISTRIBUTED = """
-import os, sys
-from pathlib import Path
-from tests.trainer.test_trainer import train_divided
-train_divided(Path(sys.argv[1]), int(sys.argv[2])).accelerator.end_training()
-sys.stderr.flush()
-os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
-"""
-
-
-def train_divided(folder, processes):
-    """One of so many processes: a step's gradient, and a run of three steps."""
-    torch.set_num_threads(1)
-    method = {"tokens_per_microbatch": 500}
-    actual, trainer = first_gradient(
-        folder / "gradient", per_device_train_batch_size=2, method=method, gradient_accumulation_steps=4 // processes
-    )
-    short = make_trainer(
-        folder / "short", max_steps=3, train_dataset=PROBLEMS[:5], per_device_train_batch_size=2, method=method,
-        gradient_accumulation_steps=2 // processes,
-    )  # fmt: skip
-    short.train()
-    whole = make_model()
-    whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())  # which gets no gradient then
-    attention = {
-        "layers": "all",
-        "heads": "each",
-        "support": "content",
-        "queries": "solution_mass",
-        "query_threshold": 0.7,
-    }
-    make_trainer(
-        folder / "attention", lora=False, model=whole, max_steps=2, gradient_accumulation_steps=2 // processes,
-        method=method | {"objective": {"token_weight": 0.0, "attention": attention}},
-    ).train()  # fmt: skip
-    if trainer.is_world_process_zero():
-        weights = {name: weight for name, weight in short.model.named_parameters() if weight.requires_grad}
-        torch.save((actual, weights), folder / "gradients.pt")
-    return trainer
-
-
-def test_two_processes_equal_one(tmp_path):
-    """Also with five problems, four a step, where accelerate gives each process as many by repeating the first ones."""
-    script = tmp_path / "script.py"
-    script.write_text(DISTRIBUTED)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script), str(tmp_path / "2"), "2"]
-    run = processes.run(launch)
-    assert run.returncode == 0, run.stderr[-3000:]
-    threads = torch.get_num_threads()
-    try:
-        train_divided(tmp_path / "1", 1)
-    finally:
-        torch.set_num_threads(threads)
-    for alone, divided in zip(*(torch.load(tmp_path / name / "gradients.pt") for name in ("1", "2")), strict=True):
-        for name, value in alone.items():
-            torch.testing.assert_close(divided[name.replace("module.", "")], value, atol=1e-6, rtol=1e-4)
-    # A weight that gets no gradient counts as trained in one process alone.
-    unlike = {"epoch"}
-    for what, steps in (("gradient", 1), ("short", 3), ("attention", 2)):
-        unlike |= {"flops/update"} if what == "attention" else set()
-        alone, divided = (
-            [{key: value for key, value in row.items() if key not in unlike} for row in rows(tmp_path / name / what)]
-            for name in ("1", "2")
-        )
-        assert len(alone) == len(divided) == steps
-        for first, second in zip(alone, divided, strict=True):
-            assert first == pytest.approx(second, rel=1e-4)
-    assert 0 < alone[0]["attention/queries"] < 1
 
 
 def test_the_base_is_bit_identical_after_training(tmp_path):
@@ -307,8 +235,7 @@ for name, kill_at in (("whole", -1), ("killed", 1), ("killed", 3), ("killed", 8)
 
 def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL before the first checkpoint, right after one, and in between; then weights and metrics are compared."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    done = processes.run(command)
+    done = nursery.run("-c", KILLED, str(tmp_path))
     assert done.stdout.split() == ["0", *["-9"] * 4, "0"], done.stderr[-3000:]
     from safetensors.torch import load_file
 

@@ -1,5 +1,7 @@
 """vLLM on a GPU, where it sleeps between batches: the student's weights after every update, and its memory back."""
 
+from itertools import islice, takewhile
+
 import pytest
 import torch
 
@@ -25,8 +27,15 @@ def used() -> int:
     return total - free
 
 
-def ids(completions):
-    return [completion.ids for completion in completions]
+def alike(found, others, first: int = 16) -> tuple[float, float]:
+    """The share of the first tokens that come before a row's first difference, and how far their log-probabilities
+    differ on average."""
+    differences = []
+    for one, other in zip(found, others, strict=True):
+        pairs = zip(one.ids, other.ids, one.logprobs, other.logprobs, strict=True)
+        same = takewhile(lambda pair: pair[0] == pair[1], islice(pairs, first))
+        differences += [abs(ours - theirs) for _, _, ours, theirs in same]
+    return len(differences) / (first * len(found)), sum(differences) / max(len(differences), 1)
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +74,22 @@ def test_an_update_that_was_not_handed_over_is_noticed(engine, model):
         engine.hand_over = hand_over
 
 
-def test_seeds_decide_whatever_else_is_in_the_batch(engine):
-    """Rounding depends on the batch, so most completions must be equal, not all."""
+def test_seeds_decide_up_to_rounding(engine):
+    """Equal seeds give equal first tokens, in the same batch and in a larger one; other seeds do not.
+
+    Not all tokens: with an adapter vLLM adds partial sums in any order on a GPU, so the same batch rounds otherwise
+    every time, and a draw can change. More than half of the first 16 must be equal; other seeds share few of them.
+    """
     asked, seeds = prompts(8), [2**61 + 17 * place for place in range(8)]
-    found = ids(engine.generate(asked, SAMPLED, seeds))
-    assert ids(engine.generate(asked, SAMPLED, seeds)) == found
-    others = ids(engine.generate(asked, SAMPLED, [seed + 1 for seed in seeds]))
-    assert sum(ours == theirs for ours, theirs in zip(found, others, strict=True)) <= 2
+    found = engine.generate(asked, SAMPLED, seeds, measured=8)
+    again = engine.generate(asked, SAMPLED, seeds, measured=8)
+    among = engine.generate([*asked, *prompts(8, 1)], SAMPLED, [*seeds, *range(8)], measured=8)[:8]
+    for completions in (again, among):
+        share, drift = alike(found, completions)
+        assert share > 0.5
+        assert drift < 0.05
+    others = engine.generate(asked, SAMPLED, [seed + 1 for seed in seeds], measured=8)
+    assert alike(found, others)[0] < 0.5
 
 
 def test_memory_is_free_while_it_sleeps(engine):

@@ -12,7 +12,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import metadata
 
 from opasd.errors import ConfigError, OpasdError, closest
 
@@ -94,7 +93,9 @@ def _command(args: list[str]) -> Callable[[], int]:
     if name in ("", "-h", "--help", "help"):
         return partial(_print, _help(names), exit_code=0 if args else USER_MISTAKE)
     if name == "--version":
-        return partial(_print, f"opasd {metadata.version('opasd')}\n", exit_code=0)
+        from opasd.run.environment import own_version
+
+        return partial(_print, f"opasd {own_version()}\n", exit_code=0)
     if name in ("--print-completion", "--complete"):
         from opasd.cli import _completion
 

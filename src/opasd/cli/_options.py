@@ -23,12 +23,12 @@ FIRST_FLAGS = {
     "what": {
         "--model": "A model on the hub, a folder, or `lab`.",
         "--revision": "Commit of the model on the hub.",
-        "--data": "Problems: a file, a folder, a data set on the hub, `lab`, `lookup` or `arithmetic`.",
+        "--data": "Problems: a file, a folder, a set on the hub, or `lab`.",
     },
     "how": {
         "--steps": "",
         "--lr": "",
-        "--attention-weight": "",
+        "--attention-weight": "Weight of the attention loss, or `balanced`; 0 is OPSD.",
         "--max-new-tokens": "",
         "--engine": "What samples: transformers, vllm or vllm_server.",
         "--seed": "Seed of data, adapters and sampling.",
@@ -186,7 +186,8 @@ def _add_field(group: Any, flag: str, field: str, config: RunConfig, text: str =
     known = section.model_fields[name]
     kind, value, about = known.annotation, value_of(config, field), text or known.description or ""
     members = [part for part in get_args(kind) if part is not NoneType] if NoneType in get_args(kind) else [kind]
-    metavar = _METAVARS.get(members[0], name.rpartition("_")[2].upper())
+    number = float if float in get_args(members[0]) else members[0]  # such as a number or a word
+    metavar = _METAVARS.get(number, name.rpartition("_")[2].upper())
     if get_origin(members[0]) is Literal:
         metavar = "|".join(map(str, get_args(members[0])))
     elif get_origin(kind) is tuple:

@@ -1,4 +1,6 @@
-"""Show both contexts of a problem: what is shared, what only the teacher sees.
+"""Show the contexts of a problem: what both roles share, what only the teacher sees.
+
+With prompts.attention_reference, the teacher's context for the attention loss follows.
 
 Takes a recipe, a YAML file or a run's folder, and the flags of `opasd train`. Loads the data and the tokenizer, but no
 weights.
@@ -10,7 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from opasd.cli._flags import whole_number
@@ -78,7 +80,12 @@ def run(args: list[str]) -> int:
 
 
 def page(pair: "PromptPair", tokenizer: "PreTrainedTokenizerBase", title: str, width: int, *, colour: bool) -> str:
-    """Return both contexts in two columns, or one below the other in a narrow terminal."""
+    """Return the contexts in two columns, or one below the other in a narrow terminal; two teachers' one by one."""
+    if pair.attention is not None:
+        contexts = {"the token loss (prompts.reference)": replace(pair, attention=None)}
+        contexts["the attention loss (prompts.attention_reference)"] = pair.attention
+        pages = (page(one, tokenizer, f"{title}, {name}", width, colour=colour) for name, one in contexts.items())
+        return "\n".join(pages)
     sequence = list(parts(pair))
     both, student, teacher, reference = (
         sum(len(part.student or part.teacher) for part in sequence if part.owner == owner) for owner in _SIGNS

@@ -93,7 +93,7 @@ def run(args: list[str]) -> int:
             return USER_MISTAKE
         from opasd.trainer.session import ending, opened
 
-        with opened(folder.config, folder.path) as trainer:
+        with opened(folder.shared_by(folder.config, processes.world), folder.path) as trainer:
             trainer.train((earlier is not None and trainer.has_begun()) or None)
         ended = ending(trainer)
     if not processes.first:
@@ -125,11 +125,10 @@ def _check(
         raise ConfigError(f"--num-processes: got {count}; give 1 to {MOST_PROCESSES}")
     if count is not None and processes.world > 1 and count != processes.world:
         raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
-    for warning in check(config, count or processes.world):
+    shared = config if earlier is None else earlier.shared_by(config, count or processes.world)
+    for warning in check(shared, count or processes.world):
         if processes.first and count in (None, 1):  # otherwise the launched processes print it
             say(f"warning: {warning}")
-    if earlier is not None:
-        earlier.check_processes(count or processes.world)
 
 
 def _launch(args: list[str], count: int, config: RunConfig, name: str, earlier: RunFolder | None) -> int:

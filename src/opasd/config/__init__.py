@@ -10,6 +10,7 @@ from opasd.config.method import (
     TeacherConfig,
     ValidationConfig,
     VLLMConfig,
+    check_address,
 )
 from opasd.config.objective import AttentionLossConfig, ObjectiveConfig, Section, TokenLossConfig
 from opasd.config.run import ColumnConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
@@ -33,4 +34,5 @@ __all__ = [
     "TrainConfig",
     "VLLMConfig",
     "ValidationConfig",
+    "check_address",
 ]

@@ -1,12 +1,22 @@
 """The method: prompts, sampling, teacher and validation, and the objective."""
 
 import string
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from opasd.choices import ENGINES, CutPolicy, Engine, Imitation, LayoutChoice, Precision, StopOrSkip, TeacherUpdate
+from opasd.choices import (
+    ENGINES,
+    CutPolicy,
+    Engine,
+    Imitation,
+    LayoutChoice,
+    Precision,
+    RolloutSource,
+    StopOrSkip,
+    TeacherUpdate,
+)
 from opasd.config.objective import ObjectiveConfig, Section
 
 REFERENCE_FIELDS = frozenset({"solution", "answer", "pointers"})
@@ -32,6 +42,9 @@ class PromptConfig(Section):
     )
     """The block that only the teacher sees: markers, {solution} and the transition to its own reasoning. Fields:
     {solution}, {answer}, {pointers} or several of them."""
+    attention_reference: str | None = None
+    """A reference for the attention loss alone, such as one that says where to look and not what to say. Fields as in
+    `reference`. The teacher then reads each rollout twice. Unset: both losses use `reference`."""
     instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
     """The instruction at the end of both messages. Braces in it are plain text."""
     system: str | None = None
@@ -51,13 +64,33 @@ class PromptConfig(Section):
     imitation: Imitation = "neutralise"
     """Chat template control tokens inside a problem or solution: make them plain text, or refuse the row."""
 
+    @field_validator(
+        "student", "teacher", "reference", "attention_reference", "instruction", "system", "template_options"
+    )
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        texts = value.values() if isinstance(value, dict) else (value,)
+        if any("\ud800" <= letter <= "\udfff" for text in texts if isinstance(text, str) for letter in text):
+            raise ValueError("holds half a surrogate pair, which no tokenizer reads; write the whole character")
+        return value
+
+    def references(self) -> dict[str, str]:
+        """Return the wordings of the reference by their keys: one for both losses, or one for each."""
+        own = {} if self.attention_reference is None else {"attention_reference": self.attention_reference}
+        return {"reference": self.reference} | own
+
     def reference_fields(self) -> frozenset[str]:
-        """Return which of its fields the reference shows; {solution} if it has none or is no valid format string."""
-        try:
-            fields = {name for _, name, _, _ in string.Formatter().parse(self.reference)}
-        except ValueError:
-            fields = set()
-        return frozenset(REFERENCE_FIELDS & fields) or frozenset({"solution"})
+        """Return which of their fields the references show."""
+        return frozenset[str]().union(*map(shown_fields, self.references().values()))
+
+
+def shown_fields(reference: str) -> frozenset[str]:
+    """Return which of its fields a reference shows; {solution} if it has none or is no valid format string."""
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(reference)}
+    except ValueError:
+        fields = set()
+    return frozenset(REFERENCE_FIELDS & fields) or frozenset({"solution"})
 
 
 class SamplingConfig(Section):
@@ -90,6 +123,21 @@ class VLLMConfig(Section):
     """Run without CUDA graphs: starts sooner, samples more slowly."""
 
 
+def check_address(url: str) -> None:
+    """Refuse what is no server's address, and one that holds a secret: addresses are kept in folders and pages."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:  # it is too large, or no number
+        raise ValueError(f"got {url!r:.80} ({error}); give addresses such as http://localhost:8000") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"got {url!r:.80}; give addresses such as http://localhost:8000")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
+    if parts.query or parts.fragment:
+        raise ValueError("a key behind ? or # in an address would be kept in the run's folder; set VLLM_API_KEY")
+
+
 class ServersConfig(Section):
     """vLLM servers, on this or other machines; each is used by one run at a time."""
 
@@ -113,19 +161,7 @@ class ServersConfig(Section):
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            try:
-                parts = urlsplit(url)
-                _ = parts.port
-            except ValueError as error:  # it is too large, or no number
-                raise ValueError(f"got {url!r:.80} ({error}); give addresses such as http://localhost:8000") from None
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"got {url!r}; give addresses such as http://localhost:8000")
-            if parts.username is not None or parts.password is not None:
-                raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
-            if parts.query or parts.fragment:
-                raise ValueError(
-                    "a key behind ? or # in an address would be kept in the run's folder; set VLLM_API_KEY"
-                )
+            check_address(url)
         if len({url.rstrip("/") for url in urls}) < len(urls):
             raise ValueError("got the same address twice; give each server once")
         return urls
@@ -149,6 +185,9 @@ class RolloutConfig(SamplingConfig):
 
     engine: Engine = "transformers"
     """Engine that samples."""
+    source: RolloutSource = "student"
+    """What both roles read: the student's own samples, or the problem's verified `solution` in their place. The latter,
+    with `objective.terms: {likelihood: 1}` and no other loss, is supervised fine-tuning on the solutions."""
     max_model_len: int | None = Field(default=None, gt=1)
     """Longest sequence of a vLLM engine. Unset: the longest prompt plus completion, within the model's context."""
     vllm: VLLMConfig = VLLMConfig()
@@ -161,6 +200,18 @@ class RolloutConfig(SamplingConfig):
     """Trajectories for each problem of a batch."""
     max_batch: int = Field(default=256, gt=0, le=MANY)
     """Sequences generated side by side."""
+    ahead: int = Field(default=0, ge=0, le=1)
+    """0: rollouts come from the current weights. 1: servers sample the next step's rollouts while this step updates;
+    these come from weights that are one step old."""
+
+    @model_validator(mode="after")
+    def _others_sample_ahead(self) -> Self:
+        if self.ahead and not ENGINES[self.engine].servers:
+            raise ValueError(
+                f"ahead: 1 samples while the weights are updated, and engine: {self.engine} uses the same devices; use "
+                "engine: vllm_server, or ahead: 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:
@@ -215,6 +266,9 @@ class OPASDConfig(Section):
     if the model allows it."""
     tokens_per_microbatch: int = Field(default=32_768, gt=0, le=10**9)
     """Most tokens of a forward pass, counted in the teacher's contexts; bounds memory."""
+    offload_activations: bool = False
+    """Keep what a forward pass saves for its backward pass in the host's memory: longer rollouts fit a GPU. No value
+    changes."""
     grader: str = "math"
     """Grader of answers: `math` (the boxed answer), a name that a plugin has registered, or `module:function`."""
     save_samples_every: int = Field(default=10, ge=0)

@@ -1,5 +1,6 @@
 """What is learned: the token loss, the attention loss and their weights."""
 
+import math
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -16,6 +17,7 @@ from opasd.choices import (
     Queries,
     Query,
     Support,
+    Weight,
 )
 
 
@@ -35,7 +37,8 @@ class TokenLossConfig(Section):
     temperature: float = Field(default=1.1, gt=0, allow_inf_nan=False)
     """Temperature of both distributions in the loss; the sampling temperature is another setting."""
     clip: Clip = "per_token"
-    """Clip each token's divergence, each vocabulary entry's contribution to it, or nothing."""
+    """Clip each token's divergence, each vocabulary entry's contribution to it (also without the tokens that this turns
+    away from the teacher), or nothing."""
     clip_threshold: float = Field(default=0.05, gt=0, le=1e30)
     """Threshold of the clipping."""
     top_k: int | None = Field(default=None, gt=0)
@@ -122,19 +125,48 @@ class AttentionLossConfig(Section):
         return self
 
 
+def _read_weight(value: Any) -> Any:
+    """Return a weight of at least 0, or `balanced`."""
+    try:
+        number = value if isinstance(value, bool) or value == "balanced" else float(value)
+    except (TypeError, ValueError):
+        number = None
+    if number == "balanced" or (isinstance(number, float) and 0 <= number < math.inf):
+        return number
+    raise ValueError(f"got {value!r:.60}; give a number of at least 0, or balanced")
+
+
 class ObjectiveConfig(Section):
     """λ_tok · token loss + λ_attn · attention loss, averaged over a rollout's tokens, then over rollouts."""
 
     token_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the token loss; 0 trains on attention alone."""
-    attention_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Weight of the attention loss; 0 is OPSD."""
+    attention_weight: Annotated[Weight, BeforeValidator(_read_weight)] = 0.5
+    """Weight of the attention loss; 0 is OPSD. `balanced`: by `attention_ratio`."""
+    attention_ratio: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """For `attention_weight: balanced`: the attention loss's gradient gets this many times the norm of the token
+    loss's, measured every `gradients_every` steps."""
+    gradients_every: int | None = Field(default=None, ge=0)
+    """Steps between measurements of both losses' gradients, from the first step on. Such a step goes over its rollouts
+    twice. 0: never, or once for `balanced`. Unset: 10, but never with a constant weight where all weights train."""
     token: TokenLossConfig = TokenLossConfig()
     """Token loss."""
     attention: AttentionLossConfig = AttentionLossConfig()
     """Attention loss."""
     terms: dict[Annotated[str, OneOf(LOSS_TERMS, "opasd.register_loss_term")], float] = Field(default={})
-    """Weights of loss terms that plugins have registered."""
+    """Weights of more loss terms: `likelihood` of the rollout's tokens, the same of right rollouts alone (`rejection`),
+    and what plugins have registered."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether the attention loss has a weight."""
+        return self.attention_weight == "balanced" or self.attention_weight > 0
+
+    @model_validator(mode="after")
+    def _balanced_against_something(self) -> Self:
+        if self.attention_weight == "balanced" and self.token_weight == 0:
+            raise ValueError("attention_weight: balanced needs a token loss to balance; set token_weight above 0")
+        return self
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:

@@ -46,7 +46,7 @@ class DataConfig(Section):
 
     source: str = "siyanzhao/Openthoughts_math_30k_opsd"
     """A data set on the Hugging Face hub, a local folder of the same form, a jsonl, json, parquet or csv file, or a
-    task of this package: `lab`, `lookup` or `arithmetic`."""
+    task of this package: `lab`, `lookup`, `ledger` or `arithmetic`."""
     revision: str | None = None
     """Commit, tag or branch of a hub data set. Unset: the newest commit; the run records its hash."""
     subset: str | None = None
@@ -176,6 +176,8 @@ class RunConfig(OPASDConfig):
 
     @model_validator(mode="after")
     def _training_needs_solutions(self) -> Self:
+        if self.data.columns.solution is None and self.rollout.source == "solution":
+            raise ValueError("data.columns.solution is null, but rollout.source: solution learns from them; name it")
         if self.data.columns.solution is None and "solution" in self.prompts.reference_fields():
             raise ValueError(
                 "data.columns.solution is null, but the teacher needs solutions; name their column, or show {answer} "

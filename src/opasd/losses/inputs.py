@@ -136,6 +136,7 @@ class ScoreBatch:
 
     hidden_BNE: Tensor
     layers: tuple[LayerBatch, ...]
+    """They may be of another forward than the hidden states: the same rollouts after another context."""
     head: OutputHead
     """The role's output head; without a gradient if the role was scored without one."""
     spans: tuple[Span, ...]
@@ -169,7 +170,10 @@ class ScoreBatch:
 
     def __getitem__(self, index: int) -> Scores:
         (row, begin, end), start = self.spans[index], self.starts[index]
-        predicting = slice(start - 1, end - begin - 1)
-        queries = predicting if self.query == "predicting" else slice(start, end - begin)
-        layers = tuple(layer.sequence(index, queries) for layer in self.layers)
-        return Scores(self.hidden_BNE[row, begin:end][predicting], layers)
+        num_tokens, lag = end - begin - start, 1 if self.query == "predicting" else 0
+        layers = []
+        for layer in self.layers:
+            _, first, last = layer.spans[index]
+            stop = last - first - lag
+            layers.append(layer.sequence(index, slice(stop - num_tokens, stop)))
+        return Scores(self.hidden_BNE[row, begin:end][start - 1 : -1], tuple(layers))

@@ -24,11 +24,13 @@ from opasd.device import send
 from opasd.errors import NonFiniteError
 from opasd.losses.attention import attention_losses
 from opasd.losses.inputs import ScoreBatch
-from opasd.losses.token import entropies, token_loss
+from opasd.losses.token import TokenLossOutput, entropies, token_loss
 from opasd.prompts.alignment import Alignment
 
-TOKEN_READINGS = ("loss", "divergence", "clipped", "student_entropy", "reversed")
-"""The last one, with point-wise clipping alone."""
+TOKEN_READINGS = (
+    "loss", "divergence", "clipped", "student_entropy", "reversed", "clip_inner", "gradient_square",
+)  # fmt: skip
+"""`reversed` with point-wise clipping alone, the last two with clipping outside the kernels."""
 ATTENTION_READINGS = (
     "divergence", "solution_mass", "visible_mass", "student_entropy", "teacher_entropy", "template_mass",
     "first_token_mass",
@@ -85,8 +87,7 @@ def objective_loss(
             student.hidden_TE, student.head, teacher.hidden_TE, teacher.head, weights_T=weights_T, **token
         )
         loss = loss + token_weight * output.loss
-        names = TOKEN_READINGS if token.get("clip") == "pointwise" else TOKEN_READINGS[:-1]
-        columns |= {f"token/{name}": values_T for name, values_T in zip(names, output[1:], strict=False)}
+        columns |= _token_columns(output, token.get("clip", "none"))
     if attention_weight > 0 and any(lengths):
         options = {"alignments": alignments, "shuffle_seeds": _seeds(ids, shuffle_seed), **attention}
         value_T = None
@@ -108,6 +109,13 @@ def objective_loss(
     split = {name: values_T.split(lengths) for name, values_T in columns.items()}
     readings = [{name: values[index] for name, values in split.items()} for index in range(len(ids))]
     return LossOutput(loss, _metrics(ids, loss, columns, weights_T, readings), readings)
+
+
+def _token_columns(output: TokenLossOutput, clip: str) -> dict[str, Tensor]:
+    """Return the readings that this clip has, as `token/…`."""
+    left_out = {"none": TOKEN_READINGS[4:], "per_token": ("reversed",)}.get(clip, ())
+    named = zip(TOKEN_READINGS, output[1:], strict=True)
+    return {f"token/{name}": T for name, T in named if T is not None and name not in left_out}
 
 
 def _seeds(ids: Sequence[str], shuffle_seed: int) -> list[int]:

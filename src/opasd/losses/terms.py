@@ -21,6 +21,7 @@ from torch import Tensor
 from opasd.choices import LOSS_TERMS
 from opasd.errors import ConfigError
 from opasd.losses.inputs import ScoreBatch
+from opasd.losses.likelihood import negative_log_likelihood
 from opasd.losses.objective import LossOutput
 from opasd.prompts.alignment import Alignment
 from opasd.prompts.rollout import Rollout
@@ -56,7 +57,28 @@ class LossTerm:
     weight: float = 1.0
 
 
-_MEASURES: dict[str, Measure] = {}
+def likelihood(batch: MicroBatch) -> Tensor:
+    """Return each rollout's mean of −log p_S of its tokens."""
+    return torch.stack([_likelihood(batch, index) for index in range(len(batch.rollouts))])
+
+
+def rejection(batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+    """Return the same of rollouts that are right; one that is wrong, or whose verdict is not known, counts 0."""
+    right = [rollout.correct is True for rollout in batch.rollouts]
+    zero = batch.student.hidden_BNE.sum(dtype=torch.float32) * 0
+    values = [_likelihood(batch, index) if kept else zero for index, kept in enumerate(right)]
+    return torch.stack(values), {"kept": sum(right) / len(right)}
+
+
+def _likelihood(batch: MicroBatch, index: int) -> Tensor:
+    scores, ids = batch.student[index], batch.rollouts[index].completion_ids
+    if not ids:
+        return scores.hidden_TE.sum(dtype=torch.float32)
+    token_T = torch.tensor(ids, device=scores.hidden_TE.device)
+    return negative_log_likelihood(scores.hidden_TE, batch.student.head, token_T).mean()
+
+
+_MEASURES: dict[str, Measure] = {"likelihood": likelihood, "rejection": rejection}
 
 
 def register_loss_term(name: str, measure: Measure) -> None:

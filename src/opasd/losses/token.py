@@ -2,7 +2,7 @@
 
     z   = head(hidden),   log p = log_softmax(z / temperature)
     D_t = Σ_v f_v,        f the terms of the divergence of p_T and p_S
-    ℓ_t = D_t  |  min(D_t, c) (per_token)  |  Σ_v min(f_v, c) (pointwise)
+    ℓ_t = D_t  |  min(D_t, c) (per_token)  |  Σ_v min(f_v, c) (pointwise)  |  the same, 0 where ⟨g_clip, g⟩ < 0 (masked)
 
 With `top_k`, the teacher's k likeliest tokens are compared one by one and all others as a single event: a divergence
 between two proper distributions, never larger than the full one, and equal to it at k = V − 1 or more.
@@ -57,6 +57,10 @@ class TokenLossOutput(NamedTuple):
     reversed_T: Tensor
     """1 where point-wise clipping turns the gradient to the logits against the unclipped one: ⟨g_clip, g⟩ < 0. With
     `top_k`, the logits are those of the events that are compared."""
+    clip_inner_T: Tensor | None = None
+    """⟨g_clip, g⟩, of logits over the temperature; 0 without clipping, None from the kernels."""
+    gradient_square_T: Tensor | None = None
+    """|g|², likewise."""
 
 
 def token_loss(
@@ -91,30 +95,30 @@ def token_loss(
         if impl == "reference":
             return _reference(student, teacher, comparison, weights_T)
         vocabulary = student_head.weight_VE.shape[0]
-        compare, gradient_dtype = compare_chunk, dtype
-        if fused.chosen("token", impl, student_hidden_TE, comparison.formulas, _mixed_precision(student, teacher)):
+        compare, gradient_dtype, width = compare_chunk, dtype, 7
+        if fused.chosen("token", impl, student_hidden_TE, comparison.formulas, _obstacle(student, teacher, clip)):
             from opasd.losses.fused import token as kernels
 
-            compare, gradient_dtype = kernels.compare_chunk, student_hidden_TE.dtype
+            compare, gradient_dtype, width = kernels.compare_chunk, student_hidden_TE.dtype, 5
             chunk_tokens = chunk_tokens or kernels.default_chunk_tokens(student_hidden_TE, vocabulary, comparison.top_k)
         chunk_tokens = chunk_tokens or default_chunk_tokens(vocabulary)
         gradients = TokenGradients.empty(student, gradient_dtype)
         needs_grad = any(gradient is not None for gradient in gradients)
         relative_T, unit = relative_weights(weights_T)
-        readings_T5 = torch.empty(num_tokens, 5, dtype=dtype, device=device)
+        readings_TR = torch.empty(num_tokens, width, dtype=dtype, device=device)
         with torch.no_grad():
             for start in range(0, num_tokens, chunk_tokens):
                 rows = slice(start, start + chunk_tokens)
                 chunk = student.rows(rows)
-                readings_T5[rows], grad_CV = compare(chunk, teacher.rows(rows), comparison, needs_grad)
+                readings_TR[rows], grad_CV = compare(chunk, teacher.rows(rows), comparison, needs_grad)
                 if grad_CV is not None:
-                    factor_C = comparison.factor(relative_T[rows], readings_T5[rows])
+                    factor_C = comparison.factor(relative_T[rows], readings_TR[rows])
                     gradients.add(rows, chunk, grad_CV, factor_C[:, None])
                 del grad_CV  # before the next chunk allocates its own
-            factor_T = comparison.factor(weights_T, readings_T5)
+            factor_T = comparison.factor(weights_T, readings_TR)
         inputs = (student_hidden_TE, student_head.weight_VE, student_head.bias_V)
-        loss = weighted_loss(weights_T, readings_T5[:, 0], inputs, gradients, (factor_T[:, None], unit, unit))
-        return TokenLossOutput(loss, *readings_T5.unbind(-1))
+        loss = weighted_loss(weights_T, readings_TR[:, 0], inputs, gradients, (factor_T[:, None], unit, unit))
+        return TokenLossOutput(loss, *readings_TR.unbind(-1))
 
 
 @torch.no_grad()
@@ -165,27 +169,32 @@ def _reference(
     if comparison.clip == "per_token":
         loss_T = divergence_T.clamp(max=comparison.clip_threshold)
         clipped_T = (divergence_T > comparison.clip_threshold).to(divergence_T)
-    elif comparison.clip == "pointwise":
+    elif comparison.clip != "none":
         loss_T = term_TV.clamp(max=comparison.clip_threshold).sum(-1)
         clipped_T = (term_TV > comparison.clip_threshold).to(divergence_T).mean(-1)
-    loss = (weights_T * loss_T).sum()
-    reversed_T = torch.zeros_like(entropy_T)
-    if comparison.clip == "pointwise":
-        reversed_T = _reversed(teacher_log_TV.detach(), student_log_TV.detach(), comparison).to(entropy_T)
-    return TokenLossOutput(loss, loss_T.detach(), divergence_T.detach(), clipped_T, entropy_T, reversed_T)
+    reversed_T = inner_T = square_T = torch.zeros_like(entropy_T)
+    if comparison.clip != "none":
+        inner_T, square_T = _products(teacher_log_TV.detach(), student_log_TV.detach(), comparison)
+    if comparison.clip in ("pointwise", "pointwise_masked"):
+        reversed_T = (inner_T < 0).to(entropy_T)
+    if comparison.clip == "pointwise_masked":
+        loss_T, inner_T = loss_T * (1 - reversed_T), inner_T * (1 - reversed_T)
+    readings = (loss_T.detach(), divergence_T.detach(), clipped_T, entropy_T, reversed_T, inner_T, square_T)
+    return TokenLossOutput((weights_T * loss_T).sum(), *readings)
 
 
-def _reversed(teacher_log_TV: Tensor, student_log_TV: Tensor, comparison: TokenComparison) -> Tensor:
-    """Return where the clipped gradient to the logits points away from the unclipped one, both by autograd."""
+def _products(teacher_log_TV: Tensor, student_log_TV: Tensor, comparison: TokenComparison) -> tuple[Tensor, Tensor]:
+    """Return ⟨g_clip, g⟩ and |g|² of the gradients to the logits with and without clipping, both by autograd."""
     with torch.inference_mode(False), torch.enable_grad():
         logit_TV = student_log_TV.clone().requires_grad_()
         log_TV = logit_TV.log_softmax(-1).clamp_min(LOG_FLOOR)
         term_TV = comparison.formulas.terms_of_logs(
             teacher_log_TV.clone().clamp_min(LOG_FLOOR), log_TV, comparison.jsd_beta
         )
-        losses = term_TV.sum(), term_TV.clamp(max=comparison.clip_threshold).sum()
+        summed = term_TV.sum(-1) if comparison.clip == "per_token" else term_TV
+        losses = term_TV.sum(), summed.clamp(max=comparison.clip_threshold).sum()
         whole_TV, clipped_TV = (torch.autograd.grad(loss, logit_TV, retain_graph=True)[0] for loss in losses)
-    return (whole_TV * clipped_TV).sum(-1) < 0
+    return (whole_TV * clipped_TV).sum(-1), whole_TV.square().sum(-1)
 
 
 def _lump(log_TV: Tensor, top_TK: Tensor) -> Tensor:
@@ -195,8 +204,10 @@ def _lump(log_TV: Tensor, top_TK: Tensor) -> Tensor:
     return torch.cat([log_TV.gather(-1, top_TK), rest_TV.logsumexp(-1, keepdim=True)], -1)
 
 
-def _mixed_precision(student: TokenRole, teacher: TokenRole) -> str | None:
-    """Return why the kernels cannot read tensors of these precisions, or None."""
+def _obstacle(student: TokenRole, teacher: TokenRole, clip: Clip) -> str | None:
+    """Return why the kernels cannot compare these roles in this way, or None."""
+    if clip == "pointwise_masked":
+        return f"has no kernel for clip: {clip}"
     dtypes = {tensor.dtype for role in (student, teacher) for tensor in (role.hidden_TE, role.head.weight_VE)}
     if len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16, torch.float32}:
         return None

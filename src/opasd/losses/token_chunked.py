@@ -48,35 +48,53 @@ class TokenComparison:
         check_positive("clip_threshold", self.clip_threshold)
         check_positive("top_k", self.top_k, whole=True, optional=True)
 
-    def clip_terms(
-        self, term_CV: Tensor, slope_CV: Tensor, student_CV: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return loss, divergence, clipped share and whether the clip reverses the gradient [C], and the slopes [C, V]
-        with 0 for clipped entries; in place, except for the student's probabilities.
+    def clip_terms(self, term_CV: Tensor, slope_CV: Tensor, student_CV: Tensor) -> "ClippedTerms":
+        """Return what clipping makes of the terms; in place, except for the student's probabilities.
 
-        The slopes of a token that is clipped as a whole stay: `factor` is 0 for it.
+        The slopes of a token that is clipped or masked as a whole stay: `factor` is 0 for it.
         """
         divergence_C = term_CV.sum(-1)
         loss_C, clipped_C = divergence_C, torch.zeros_like(divergence_C)
-        reversed_C = clipped_C
+        reversed_C = inner_C = square_C = clipped_C
+        if self.clip == "none":
+            return ClippedTerms(loss_C, divergence_C, clipped_C, reversed_C, inner_C, square_C, slope_CV)
+        over_CV = term_CV > self.clip_threshold
+        pointwise_C = term_CV.clamp_(max=self.clip_threshold).sum(-1)
+        # The gradient to the logits, g = u − p Σ u; the terms' buffer is free for it.
+        whole_CV = torch.addcmul(slope_CV, student_CV, slope_CV.sum(-1, keepdim=True), value=-1, out=term_CV)
+        square_C = torch.linalg.vecdot(whole_CV, whole_CV)
         if self.clip == "per_token":
             loss_C = divergence_C.clamp(max=self.clip_threshold)
             clipped_C = (divergence_C > self.clip_threshold).to(divergence_C)
-        elif self.clip == "pointwise":
-            over_CV = term_CV > self.clip_threshold
-            loss_C = term_CV.clamp_(max=self.clip_threshold).sum(-1)
+            inner_C = square_C * (1 - clipped_C)
+        else:
+            loss_C = pointwise_C
             clipped_C = over_CV.sum(-1).to(divergence_C) / over_CV.shape[-1]
-            # ⟨g_clip, g⟩ of the gradients to the logits, g = u − p Σ u; the terms' buffer is free for g.
-            whole_CV = torch.addcmul(slope_CV, student_CV, slope_CV.sum(-1, keepdim=True), value=-1, out=term_CV)
             slope_CV.masked_fill_(over_CV, 0)
             inner_C = torch.linalg.vecdot(whole_CV, slope_CV)
             inner_C -= slope_CV.sum(-1) * torch.linalg.vecdot(whole_CV, student_CV)
             reversed_C = ((inner_C < 0) & (clipped_C > 0)).to(divergence_C)
-        return loss_C, divergence_C, clipped_C, reversed_C, slope_CV
+        if self.clip == "pointwise_masked":
+            loss_C, inner_C = loss_C * (1 - reversed_C), inner_C * (1 - reversed_C)
+        return ClippedTerms(loss_C, divergence_C, clipped_C, reversed_C, inner_C, square_C, slope_CV)
 
-    def factor(self, weights_T: Tensor, readings_T5: Tensor) -> Tensor:
-        """Return the factor of each token's gradient: its weight, or 0 if the token was clipped as a whole."""
-        return weights_T * (1 - readings_T5[:, 2]) if self.clip == "per_token" else weights_T
+    def factor(self, weights_T: Tensor, readings_TR: Tensor) -> Tensor:
+        """Return the factor of each token's gradient: its weight, or 0 if the token was clipped or masked whole."""
+        if self.clip not in ("per_token", "pointwise_masked"):
+            return weights_T
+        return weights_T * (1 - readings_TR[:, 2 if self.clip == "per_token" else 4])
+
+
+class ClippedTerms(NamedTuple):
+    """A chunk's readings [C], and its slopes [C, V] with 0 for clipped entries."""
+
+    loss_C: Tensor
+    divergence_C: Tensor
+    clipped_C: Tensor
+    reversed_C: Tensor
+    inner_C: Tensor
+    square_C: Tensor
+    slope_CV: Tensor
 
 
 def default_chunk_tokens(vocabulary: int) -> int:
@@ -87,7 +105,7 @@ def default_chunk_tokens(vocabulary: int) -> int:
 def compare_chunk(
     student: TokenRole, teacher: TokenRole, comparison: TokenComparison, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return readings [C, 5], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
+    """Return readings [C, 7], and with `needs_grad` d D / d (hidden Wᵀ + bias) [C, V]."""
     temperature, head = comparison.temperature, student.head
     student_CV = head_logits(*student)
     # The logits are overwritten below, and the gradient of the soft cap needs them.
@@ -101,20 +119,20 @@ def compare_chunk(
     student_CV = student_log_CV.exp()
     entropy_C = -torch.linalg.vecdot(student_CV, student_log_CV.clamp_min_(LOG_FLOOR))
     teacher_log_CV, student_log_CV = lumped or (teacher_log_CV.clamp_min_(LOG_FLOOR), student_log_CV)
-    *values_C, reversed_C, slope_CV = comparison.clip_terms(
+    *values_C, reversed_C, inner_C, square_C, slope_CV = comparison.clip_terms(
         *comparison.formulas.log_terms(teacher_log_CV, student_log_CV, comparison.jsd_beta),
         student_CV if top_CK is None else student_log_CV.exp(),
     )
-    readings_C5 = torch.stack([*values_C, entropy_C, reversed_C], -1)
+    readings_C7 = torch.stack([*values_C, entropy_C, reversed_C, inner_C, square_C], -1)
     if not needs_grad:
-        return readings_C5, None
+        return readings_C7, None
     total_C1 = slope_CV.sum(-1, keepdim=True)
     if top_CK is not None:
         # The slope of all other entries together goes to each by its part of their probability.
         part_CV = full_log_CV.sub_(student_log_CV[:, -1:]).exp_()
         slope_CV = part_CV.mul_(slope_CV[:, -1:]).scatter_(-1, top_CK, slope_CV[:, :-1])
     grad_CV = slope_CV.sub_(student_CV.mul_(total_C1)).mul_(head.scale / temperature)
-    return readings_C5, grad_CV if cap_CV is None else grad_CV.mul_(cap_CV)
+    return readings_C7, grad_CV if cap_CV is None else grad_CV.mul_(cap_CV)
 
 
 class TokenGradients(NamedTuple):

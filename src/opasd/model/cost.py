@@ -56,7 +56,7 @@ class CostModel:
         return float(sum(2 * self.parameters * n + self.attention * n * (n + 1) / 2 for n in lengths))
 
     def step(self, student: list[int], teacher: list[int]) -> dict[str, float]:
-        """Return the operations of a step over rollouts of these lengths in the two contexts."""
+        """Return the operations of a step over sequences of these lengths in the two roles."""
         forward = self.forward(student)
         return {
             "rollout": forward,

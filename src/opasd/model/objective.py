@@ -1,4 +1,4 @@
-"""From rollouts and a configuration to the arguments of the losses."""
+"""From rollouts and a configuration to the teacher's scores and the arguments of the losses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +8,34 @@ from opasd.config import ObjectiveConfig
 from opasd.errors import ConfigError
 from opasd.losses.inputs import OutputHead, ScoreBatch
 from opasd.losses.objective import LossOutput, objective_loss
+from opasd.model.scoring import Scorer
 from opasd.prompts.alignment import align
 from opasd.prompts.rollout import Rollout
+
+
+def teacher_contexts(rollout: Rollout, config: ObjectiveConfig, *, everything: bool = False) -> list[Rollout]:
+    """Return the rollout after each of the teacher's contexts that is read: one for both losses, or one for each.
+
+    A context of its own is read if its loss has a weight, or with `everything`; the token loss's comes first.
+    """
+    own = rollout.for_attention
+    if own is rollout:
+        return [rollout]
+    wanted = ((rollout, config.token_weight > 0), (own, config.attends))
+    return [context for context, needed in wanted if needed or everything] or [rollout]
+
+
+def teacher_scores(
+    scorer: Scorer, rollouts: Sequence[Rollout], config: ObjectiveConfig, *, everything: bool = False, **settings: Any
+) -> ScoreBatch:
+    """Return the teacher's scores: hidden states after the token loss's context, attention after the attention loss's.
+
+    With two contexts that is two forwards; the model must compute as the teacher. `settings` are the scorer's.
+    """
+    contexts = [teacher_contexts(rollout, config, everything=everything) for rollout in rollouts]
+    first, *second = zip(*contexts, strict=True)
+    scores = scorer(first, "teacher", attention=not second, **settings)
+    return replace(scores, layers=scorer(second[0], "teacher", **settings).layers) if second else scores
 
 
 def loss_arguments(
@@ -21,10 +47,10 @@ def loss_arguments(
     """
     attention = config.attention
     alignments = []
-    if config.attention_weight > 0 or align_always:
+    if config.attends or align_always:
         alignments = [
             align(
-                rollout.pair,
+                rollout.for_attention.pair,
                 rollout.num_tokens,
                 support=attention.support,
                 query=attention.query,
@@ -61,7 +87,9 @@ def opasd_loss(
 
     `num_rollouts` is the divisor if these rollouts are a part of the minibatch; by default they are the minibatch.
     """
-    if config.attention_weight > 0:
+    if config.attention_weight == "balanced":
+        raise ConfigError("attention_weight: balanced is found in a run; give a number for one loss")
+    if config.attends:
         layers, query = config.attention.layers, config.attention.query
         wanted = max(len(student.layers), 1) if layers == "all" else layers if isinstance(layers, int) else len(layers)
         if any(len(scores.layers) != wanted for scores in (student, teacher)):

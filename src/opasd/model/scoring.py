@@ -32,6 +32,7 @@ from opasd.errors import CaptureError, ConfigError
 from opasd.losses.inputs import OutputHead, ScoreBatch, Span
 from opasd.model import varlen
 from opasd.model.capture import AttentionCapture, CapturedLayer, Check, relative_error, settle, tolerance
+from opasd.model.offload import offloaded
 from opasd.model.sharding import shards, whole
 from opasd.model.unwrap import model_type, unwrap
 from opasd.prompts.rollout import Rollout
@@ -48,8 +49,10 @@ class Scorer:
     `layers` are the attention layers to capture, as in the configuration; with 0 there are none.
     """
 
-    def __init__(self, model: nn.Module, layers: Layers = 1) -> None:
+    def __init__(self, model: nn.Module, layers: Layers = 1, *, offload: bool = False) -> None:
+        """`offload`: keep what a forward saves for its backward in the host's memory."""
         self.model = model
+        self._offload = offload
         self.capture = AttentionCapture(model, layers) if layers != 0 else None
         parameters = inspect.signature(unwrap(model).forward).parameters
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
@@ -63,9 +66,10 @@ class Scorer:
         *,
         query: Query = "predicting",
         layout: Layout = "padded",
+        attention: bool = True,
         deferred: bool = False,
     ) -> ScoreBatch:
-        """Return the scores of the rollouts, with gradients if they are enabled.
+        """Return the scores of the rollouts, with gradients if they are enabled; without `attention`, no layers.
 
         Each capture is verified, which waits for the device; `deferred` leaves that to a later call of `settle`.
         """
@@ -76,14 +80,14 @@ class Scorer:
         sequences = [rollout.student_ids if role == "student" else rollout.teacher_ids for rollout in rollouts]
         starts = tuple(len(ids) - rollout.num_tokens for ids, rollout in zip(sequences, rollouts, strict=True))
         inputs, spans = (pack if layout == "packed" else pad)(self.model, sequences)
-        hidden_BNE, last_logits_BV, precision, captured = self._run(inputs)
+        hidden_BNE, last_logits_BV, precision, captured = self._run(inputs, attention=attention)
         head = output_head(self.model)  # after the forward, in which FSDP puts the whole weights in their place
         if not torch.is_grad_enabled():
             head = head.detach()  # of the weights of this moment: a teacher's are swapped out again
             if shards(self.model):  # FSDP uses the same memory for the student's weights
                 head = replace(head, weight_VE=head.weight_VE.clone())
         self._verify_head(head, hidden_BNE, last_logits_BV, precision)
-        if self.capture is not None:
+        if captured and self.capture is not None:
             # The longest sequence reaches furthest; the last one of a packed row must ignore the most.
             for span in dict.fromkeys((max(spans, key=lambda span: span[2] - span[1]), spans[-1])):
                 self._checks += self.capture.verify(captured, *span)
@@ -97,7 +101,9 @@ class Scorer:
         checks, self._checks = self._checks, []
         settle(checks)
 
-    def _run(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, torch.dtype, list[CapturedLayer]]:
+    def _run(
+        self, inputs: dict[str, Any], *, attention: bool = True
+    ) -> tuple[Tensor, Tensor, torch.dtype, list[CapturedLayer]]:
         """Return the hidden states of all positions, the last logits, the head's precision and the captured layers."""
         decoders = _decoders(self.model)
         outputs: dict[nn.Module, list[tuple[Tensor, torch.dtype]]] = {decoder: [] for decoder in decoders}
@@ -110,7 +116,9 @@ class Scorer:
         with ExitStack() as stack:
             for decoder in decoders:
                 stack.callback(decoder.register_forward_hook(keep).remove)
-            captured = stack.enter_context(self.capture() if self.capture else nullcontext([]))
+            captured = stack.enter_context(self.capture() if self.capture and attention else nullcontext([]))
+            if self._offload and torch.is_grad_enabled():
+                stack.enter_context(offloaded())
             output = self.model(**inputs, use_cache=False, **self._keep_last)
         # Some families (OPT, BART) call the inner part and never the one around it.
         runs = next(filter(None, outputs.values()), [])
@@ -237,8 +245,8 @@ def microbatches(rollouts: list[Rollout], budget: int, *, packed: bool) -> list[
     """
     groups: list[list[Rollout]] = []
     tokens = 0
-    for rollout in sorted(rollouts, key=lambda rollout: len(rollout.teacher_ids)):
-        length = len(rollout.teacher_ids)
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.teacher_tokens):
+        length = rollout.teacher_tokens
         if groups and (tokens + length if packed else (len(groups[-1]) + 1) * length) <= budget:
             groups[-1].append(rollout)
             tokens += length

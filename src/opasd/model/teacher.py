@@ -10,7 +10,7 @@ that train beside adapters, such as biases, are not switched off with them and h
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,25 +22,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from opasd.choices import TEACHERS
 from opasd.config import TeacherConfig
 from opasd.errors import ConfigError
+from opasd.model.rules import RULES
 from opasd.model.sharding import local, shards, whole
-
-Rule = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], None]
-"""(teacher's weights, student's weights, step) → changes the teacher's in place, after optimizer step `step`."""
-_RULES: dict[str, Rule] = {}
-
-
-def register_teacher(name: str, rule: Rule) -> None:
-    """Add a rule by which the teacher follows its student, for `teacher.update: NAME`.
-
-    The teacher begins with the student's weights. It keeps its own in float32 at least; a checkpoint holds them.
-    """
-    if name in TEACHERS:
-        raise ConfigError(f"there is already a teacher named {name!r}; choose another name")
-    _RULES[name] = rule
-    TEACHERS.append(name)
 
 
 class Teacher:
@@ -60,7 +45,7 @@ class Teacher:
         copied = {} if config.update == "live" else _trained(model, without_adapters=without_adapters)
         self._copies: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in copied.items()}
         """The teacher's own values, by the names of the student's parameters; sharded as these are."""
-        if config.update == "ema" or config.update in _RULES:  # an average in bfloat16 would lose its small changes
+        if config.update == "ema" or config.update in RULES:  # an average in bfloat16 would lose its small changes
             self._copies = {name: c.to(torch.promote_types(c.dtype, torch.float32)) for name, c in self._copies.items()}
 
     @property
@@ -113,7 +98,7 @@ class Teacher:
         elif self.config.update == "snapshot" and step % self.config.snapshot_every == 0:
             for name, parameter in self._parameters().items():
                 self._copies[name].copy_(parameter)
-        elif rule := _RULES.get(self.config.update):
+        elif rule := RULES.get(self.config.update):
             rule(self._copies, {name: parameter.detach() for name, parameter in self._parameters().items()}, step)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -33,21 +33,32 @@ class PromptPair:
     student_template: tuple[range, ...] = ()
     """The chat template's own tokens in the student's context: not the message's, nor a configured system prompt's."""
     shown: range = range(0)
-    """The tokens of the solution's (or answer's) own text within the reference block, without the words around it."""
+    """The tokens of the reference's own text (solution, answer or pointers), without the words around it."""
+    attention: "PromptPair | None" = None
+    """The same student's context beside the teacher's with `prompts.attention_reference`, for the attention loss. None:
+    this pair is for both losses."""
+
+    @property
+    def teacher_tokens(self) -> int:
+        """The tokens of the teacher's longest context."""
+        return max(len(self.teacher_ids), len(self.attention.teacher_ids) if self.attention else 0)
 
 
 class PromptPairs(Sequence[PromptPair]):
     """A list of pairs that stores a token id in four bytes: a data set has a hundred million of them."""
 
     def __init__(self, pairs: Iterable[PromptPair] = ()) -> None:
-        self._packed: list[tuple[PromptPair, array[int], array[int]]] = []
+        self._packed: list[tuple[PromptPair, array[int], array[int], array[int]]] = []
         for pair in pairs:
             self.append(pair)
 
     def append(self, pair: PromptPair) -> None:
         """Add a pair."""
-        without_ids = replace(pair, student_ids=(), teacher_ids=())
-        self._packed.append((without_ids, array("i", pair.student_ids), array("i", pair.teacher_ids)))
+        own, own_ids = pair.attention, array("i")
+        if own is not None:
+            own, own_ids = replace(own, student_ids=(), teacher_ids=()), array("i", own.teacher_ids)
+        without_ids = replace(pair, student_ids=(), teacher_ids=(), attention=own)
+        self._packed.append((without_ids, array("i", pair.student_ids), array("i", pair.teacher_ids), own_ids))
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -59,21 +70,24 @@ class PromptPairs(Sequence[PromptPair]):
     def __getitem__(self, index: int | slice) -> "PromptPair | PromptPairs":
         if isinstance(index, slice):
             return PromptPairs(self[position] for position in range(*index.indices(len(self))))
-        pair, student, teacher = self._packed[index]
-        return replace(pair, student_ids=tuple(student), teacher_ids=tuple(teacher))
+        pair, student, teacher, own_ids = self._packed[index]
+        student_ids, own = tuple(student), pair.attention
+        if own is not None:
+            own = replace(own, student_ids=student_ids, teacher_ids=tuple(own_ids))
+        return replace(pair, student_ids=student_ids, teacher_ids=tuple(teacher), attention=own)
 
     @property
     def longest(self) -> dict[Role, int]:
         """The tokens of each role's longest context."""
         return {
-            "student": max(len(ids) for _, ids, _ in self._packed),
-            "teacher": max(len(i) for *_, i in self._packed),
+            "student": max(len(ids) for _, ids, *_ in self._packed),
+            "teacher": max(len(ids) for *_, teacher, own in self._packed for ids in (teacher, own)),
         }
 
     @property
     def problems(self) -> list[Problem]:
         """The problems alone."""
-        return [pair.problem for pair, _, _ in self._packed]
+        return [pair.problem for pair, *_ in self._packed]
 
 
 @dataclass
@@ -91,9 +105,10 @@ class PromptReport:
 
     def keep(self, pair: PromptPair) -> None:
         """Count a row that is used."""
+        cut = pair.solution_tokens_cut + (pair.attention.solution_tokens_cut if pair.attention else 0)
         self.rows += 1
-        self.solutions_cut += pair.solution_tokens_cut > 0
-        self.solution_tokens_cut += pair.solution_tokens_cut
+        self.solutions_cut += cut > 0
+        self.solution_tokens_cut += cut
         self.neutralised += pair.neutralised
 
     def skip(self, problem: Problem, reason: str) -> None:

@@ -9,14 +9,14 @@ instruction and the generation prompt are never cut. A solution that does not fi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from opasd.choices import CutPolicy, Role, StopOrSkip
 from opasd.config import PromptConfig
-from opasd.config.method import REFERENCE_FIELDS
+from opasd.config.method import REFERENCE_FIELDS, shown_fields
 from opasd.data.problems import Problem
 from opasd.errors import AlignmentError, ConfigError, PromptError
 from opasd.prompts.chat import THINK_TAGS, Chat, Encoded, Request
@@ -37,14 +37,21 @@ _NO_CONTEXTS: Contexts = {}
 
 @dataclass(frozen=True)
 class _Draft:
-    """The two messages of a problem, before they are tokenised."""
+    """The messages of a problem, before they are tokenised."""
 
     question: str
-    shown: Mapping[str, str]
-    """Texts that the reference shows, by field."""
     neutralised: bool
     student: Message
-    teacher: Message
+    teachers: Mapping[str, "_TeacherDraft"]
+    """By the key of the reference's wording."""
+
+
+class _TeacherDraft(NamedTuple):
+    """A teacher's message, and the texts that its reference shows, by field."""
+
+    key: str
+    shown: Mapping[str, str]
+    message: Message
 
 
 class PromptBuilder:
@@ -52,6 +59,7 @@ class PromptBuilder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: PromptConfig) -> None:
         self.config = config
+        self._tokenizer = tokenizer
         self._chat = Chat(tokenizer, system=config.system, options=config.template_options)
         self._wordings = Wordings.of(config)
         self._check_own_text()
@@ -67,7 +75,15 @@ class PromptBuilder:
                     f"{self.config.max_student_tokens}, and a problem is never cut; raise the limit or skip the row",
                     "student_too_long",
                 )
-            teacher, message, cut = self._fit_teacher(draft, contexts)
+            pair, *own = (self._with_teacher(problem, draft, key, student, contexts) for key in draft.teachers)
+            return replace(pair, attention=own[0]) if own else pair
+
+    def _with_teacher(
+        self, problem: Problem, draft: _Draft, key: str, student: Encoded, contexts: Contexts
+    ) -> PromptPair:
+        """Return the student's context beside the teacher's with one of the references."""
+        with nullcontext() if key == "reference" else _prefix(f"with prompts.{key}"):
+            teacher, message, cut = self._fit_teacher(draft, draft.teachers[key], contexts)
             spans = (student.span(draft.student.spans["question"]), teacher.span(message.spans["question"]))
             pair = PromptPair(
                 problem=problem,
@@ -112,6 +128,15 @@ class PromptBuilder:
         with _naming(Problem(question)):
             return self._encode("student", self._student_message(self._neutralise(question)), thinking).ids
 
+    def solution_ids(self, problem: Problem) -> tuple[int, ...]:
+        """Return a problem's solution as the student would have written it: its text, and the token that ends it."""
+        with _naming(problem):
+            text = self._neutralise(problem.solution)
+            if not text.strip():
+                raise PromptError("there is no solution to learn from; skip the row", "missing")
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            return (*ids, self._tokenizer.eos_token_id)  # pyright: ignore[reportReturnType]
+
     def _encode_batch(self, problems: Iterable[Problem]) -> Contexts:
         """Tokenise the contexts of several problems in one call; leave out those that `pair` refuses."""
         requests: list[Request] = []
@@ -119,39 +144,39 @@ class PromptBuilder:
             with suppress(PromptError):
                 draft = self._draft(problem)
                 requests.append((draft.student.text, self.config.student_thinking))
-                requests.append((draft.teacher.text, self.config.teacher_thinking))
+                requests += [(one.message.text, self.config.teacher_thinking) for one in draft.teachers.values()]
         return self._chat.encode_many(requests)
 
     def _draft(self, problem: Problem) -> _Draft:
-        question, original = self._neutralise(problem.question), self._reference_texts(problem)
-        shown = {name: self._neutralise(text) for name, text in original.items()}
-        changed = (question, shown) != (problem.question, original)
-        student, teacher = self._student_message(question), self._teacher_message(question, shown)
-        return _Draft(question, shown, changed, student, teacher)
+        question = self._neutralise(problem.question)
+        changed, teachers = question != problem.question, dict[str, _TeacherDraft]()
+        for key, reference in self.config.references().items():
+            original = self._reference_texts(problem, key, reference)
+            shown = {name: self._neutralise(text) for name, text in original.items()}
+            changed |= shown != original
+            teachers[key] = _TeacherDraft(key, shown, self._teacher_message(question, key, shown))
+        return _Draft(question, changed, self._student_message(question), teachers)
 
-    def _reference_texts(self, problem: Problem) -> dict[str, str]:
-        """Return the texts that the reference shows, by field."""
-        fields = self.config.reference_fields()
+    def _reference_texts(self, problem: Problem, key: str, reference: str) -> dict[str, str]:
+        """Return the texts that a reference shows, by field."""
+        fields = shown_fields(reference)
         texts = {"solution": problem.solution, "answer": problem.answer, "pointers": problem.pointers}
         for name in sorted(fields):
             if texts[name] is None:
                 raise PromptError(
-                    f"there is no {{{name}}}, which prompts.reference shows; name its column in columns.{name} of "
+                    f"there is no {{{name}}}, which prompts.{key} shows; name its column in columns.{name} of "
                     "these data, or skip the row",
                     "missing",
                 )
         # A reference that began with white space would share a token with the question's line break, which the student
         # does not have.
         shown = {name: texts[name] or "" for name in fields}
-        return {
-            name: text.lstrip() if self.config.reference.startswith(f"{{{name}}}") else text
-            for name, text in shown.items()
-        }
+        return {name: text.lstrip() if reference.startswith(f"{{{name}}}") else text for name, text in shown.items()}
 
     def _check_own_text(self) -> None:
         """Refuse a wording that would itself break the roles. Think tags in it may be intended."""
         texts = {
-            **{name: wording.literal for name, wording in self._wordings._asdict().items()},
+            **self._wordings.literals(),
             "instruction": self.config.instruction,
             "system": self.config.system or "",
         }
@@ -202,8 +227,8 @@ class PromptBuilder:
     def _student_message(self, question: str) -> Message:
         return self._wordings.student.fill({"question": question, "instruction": self.config.instruction})
 
-    def _teacher_message(self, question: str, shown: Mapping[str, str]) -> Message:
-        reference = self._wordings.reference.fill(shown)
+    def _teacher_message(self, question: str, key: str, shown: Mapping[str, str]) -> Message:
+        reference = self._wordings.references[key].fill(shown)
         message = self._wordings.teacher.fill(
             {"question": question, "reference": reference.text, "instruction": self.config.instruction}
         )
@@ -211,15 +236,15 @@ class PromptBuilder:
         inner = {name: (start + first, start + last) for name, (first, last) in reference.spans.items()}
         return Message(message.text, {**message.spans, **inner})
 
-    def _fit_teacher(self, draft: _Draft, contexts: Contexts) -> tuple[Encoded, Message, int]:
+    def _fit_teacher(self, draft: _Draft, teacher: _TeacherDraft, contexts: Contexts) -> tuple[Encoded, Message, int]:
         """Return the teacher's context within its limit, its message, and how many solution tokens were cut."""
         limit, policy, thinking = self.config.max_teacher_tokens, self.config.cut_solution, self.config.teacher_thinking
-        message = draft.teacher
+        message = teacher.message
         encoded = self._encode("teacher", message, thinking, contexts)
         if len(encoded.ids) <= limit:
             return encoded, message, 0
         too_long = f"the teacher's context has {len(encoded.ids)} tokens, max_teacher_tokens = {limit}"
-        if "solution" not in draft.shown:
+        if "solution" not in teacher.shown:
             raise PromptError(f"{too_long}, and there is no solution to cut; raise the limit", "teacher_too_long")
         if policy == "skip":
             raise PromptError(
@@ -234,17 +259,17 @@ class PromptBuilder:
         # Every pass keeps fewer tokens, so this ends; it overshoots only by the tokens that the new ends become.
         while len(encoded.ids) > limit:
             keep -= len(encoded.ids) - limit
-            solution = _cut(draft.shown["solution"], spans, keep, policy) if keep > 0 else ""
+            solution = _cut(teacher.shown["solution"], spans, keep, policy) if keep > 0 else ""
             if not solution.replace(CUT_MARK, "").strip():
                 raise PromptError(f"{too_long}, and nothing of its solution fits; raise the limit", "solution_too_long")
-            message = self._teacher_message(draft.question, {**draft.shown, "solution": solution})
+            message = self._teacher_message(draft.question, teacher.key, {**teacher.shown, "solution": solution})
             encoded = self._encode("teacher", message, thinking)
         return encoded, message, len(spans) - keep
 
 
 def _own_text(teacher: Encoded, message: Message) -> range:
     """Return the tokens from the first to the last text that the reference shows."""
-    spans = [teacher.span(message.spans[name]) for name in ("solution", "answer") if name in message.spans]
+    spans = [teacher.span(message.spans[name]) for name in sorted(REFERENCE_FIELDS) if name in message.spans]
     return (
         teacher.tokens_touching((min(span[0] for span in spans), max(span[1] for span in spans))) if spans else range(0)
     )
@@ -293,10 +318,13 @@ def _text_around(encoded: Encoded, position: int) -> str:
     return encoded.text[max(start - 20, 0) : end + 20]
 
 
-@contextmanager
-def _naming(problem: Problem) -> Iterator[None]:
+def _naming(problem: Problem) -> AbstractContextManager[None]:
     """Put the problem's name before the message of an error."""
-    name = f"problem {problem.id!r}" if problem.id else f"problem {problem.question[:40]!r}"
+    return _prefix(f"problem {problem.id!r}" if problem.id else f"problem {problem.question[:40]!r}")
+
+
+@contextmanager
+def _prefix(name: str) -> Iterator[None]:
     try:
         yield
     except PromptError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from opasd.config import PromptConfig
-from opasd.config.method import REFERENCE_FIELDS
+from opasd.config.method import REFERENCE_FIELDS, shown_fields
 from opasd.errors import ConfigError
 
 Span = tuple[int, int]
@@ -67,18 +67,28 @@ class Wording:
 
 
 class Wordings(NamedTuple):
-    """The three wordings of a configuration."""
+    """The wordings of a configuration."""
 
     student: Wording
     teacher: Wording
-    reference: Wording
+    references: Mapping[str, Wording]
+    """By their keys: `reference`, and `attention_reference` if there is one."""
 
     @classmethod
     def of(cls, config: PromptConfig) -> Self:
-        """Parse and check the three wordings."""
-        shown = config.reference_fields()
+        """Parse and check the wordings."""
         return cls(
             Wording.parse("prompts.student", config.student, once={"question"}, optional={"instruction"}),
             Wording.parse("prompts.teacher", config.teacher, once={"question", "reference"}, optional={"instruction"}),
-            Wording.parse("prompts.reference", config.reference, once=shown, optional=REFERENCE_FIELDS - shown),
+            {key: _reference(f"prompts.{key}", text) for key, text in config.references().items()},
         )
+
+    def literals(self) -> dict[str, str]:
+        """Return the text outside the fields, by the key of its wording."""
+        wordings = {"student": self.student, "teacher": self.teacher, **self.references}
+        return {key: wording.literal for key, wording in wordings.items()}
+
+
+def _reference(key: str, text: str) -> Wording:
+    shown = shown_fields(text)
+    return Wording.parse(key, text, once=shown, optional=REFERENCE_FIELDS - shown)

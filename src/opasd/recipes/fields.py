@@ -33,7 +33,9 @@ SHORT_FLAGS = {
     "--output": "output_dir",
 }
 """Short flags of the fields that are changed first."""
-WORDINGS = frozenset(f"prompts.{name}" for name in ("student", "teacher", "reference", "instruction", "system"))
+WORDINGS = frozenset(
+    f"prompts.{name}" for name in ("student", "teacher", "reference", "attention_reference", "instruction", "system")
+)
 """Texts in which a flag may write a line break as `\\n`."""
 _BOOLEAN_WORDS = ("true", "false", "null", "none")
 

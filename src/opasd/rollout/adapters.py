@@ -19,10 +19,10 @@ from typing import IO
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from opasd.errors import ConfigError, EngineError
-from opasd.files import staged_folder
+from opasd.files import let_read, staged_folder
 from opasd.model.sharding import whole
 
 PREFIX = "opasd-adapters-"
@@ -57,20 +57,23 @@ class AdapterExport:
             raise ConfigError(f"cannot keep adapters in {root}: {error.strerror}; give a folder to write to") from error
         self._end = weakref.finalize(self, _remove, self.folder, lock, os.getpid())
 
-    def write(self) -> Path:
-        """Write the adapter with its current weights and return its folder."""
+    def weights(self) -> dict[str, Tensor]:
+        """Return the adapter's current weights, whole; processes that share them must call this together."""
         check_whole(self.model)
         state = get_peft_model_state_dict(self.model, adapter_name=self._name, save_embedding_layers=False)
-        tensors = {name: whole(tensor.detach()).contiguous().cpu() for name, tensor in state.items()}
+        return {name: whole(tensor.detach()).contiguous().cpu() for name, tensor in state.items()}
+
+    def write(self, weights: dict[str, Tensor] | None = None) -> Path:
+        """Write the adapter with its current weights, or with these, and return its folder."""
+        tensors = self.weights() if weights is None else weights
         self._version += 1
         path = self.folder / f"{self._version:06d}"
         try:
             with staged_folder(path) as staged:
                 save_file(tensors, staged / "adapter_model.safetensors")
                 self.model.peft_config[self._name].save_pretrained(str(staged))
-                if not self._private:  # safetensors lets nobody else read its files
-                    mode = (staged / "adapter_config.json").stat().st_mode
-                    (staged / "adapter_model.safetensors").chmod(mode)
+                if not self._private:
+                    let_read(staged)
         except OSError as error:
             raise EngineError(f"cannot write the adapter to {self.folder}: {error.strerror or error}") from error
         return path

@@ -50,11 +50,7 @@ class DriftCheck:
 
     def __call__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> Drift | None:
         """Return the drift over the completions that have log-probabilities, if any; raise if it is too large."""
-        rows = [
-            (prompt, completion.ids[: self.config.tokens], completion.logprobs[: self.config.tokens])
-            for prompt, completion in zip(prompts, completions, strict=True)
-            if completion.logprobs
-        ]
+        rows = self._rows(prompts, completions)
         if not rows:
             return None
         engines = torch.cat([torch.tensor(logprobs) for *_, logprobs in rows])
@@ -75,6 +71,21 @@ class DriftCheck:
             if is_closer(engines, to=base, than_to=students):
                 raise EngineError(f"{message}, and are closer to those of the base without its adapter; {advice}")
         return drift
+
+    def log_ratios(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> Tensor:
+        """[tokens] log p(token) now minus when it was sampled, of the completions that have log-probabilities."""
+        rows = self._rows(prompts, completions)
+        ratios = [self._logprobs(prompt, ids) - torch.tensor(logprobs) for prompt, ids, logprobs in rows]
+        return torch.cat(ratios) if ratios else torch.zeros(0)
+
+    def _rows(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]
+    ) -> list[tuple[Sequence[int], tuple[int, ...], tuple[float, ...]]]:
+        return [
+            (prompt, completion.ids[: self.config.tokens], completion.logprobs[: self.config.tokens])
+            for prompt, completion in zip(prompts, completions, strict=True)
+            if completion.logprobs
+        ]
 
     @torch.no_grad()
     def _logprobs(self, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:

@@ -10,13 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from opasd.choices import FinishReason
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Prompts = Sequence[Sequence[int]]
 """Token ids of each prompt."""
@@ -59,6 +61,9 @@ class RolloutEngine(ABC):
     half_precision = False
     """Whether a copy of the weights is in a 16-bit format; the drift check then allows for its rounding."""
 
+    runs_ahead = False
+    """Whether it can sample while this process updates the weights: it has `begin`, `collect` and `abandon`."""
+
     @abstractmethod
     def generate(
         self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
@@ -68,6 +73,17 @@ class RolloutEngine(ABC):
         An engine with a copy of the weights calls `hand_over` first, and returns the log-probabilities of the first
         `measured` completions for the drift check. An engine that runs the student itself ignores `measured`.
         """
+
+    def begin(self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0) -> None:
+        """Begin to sample from the student's weights of this moment, as `generate` does, and return at once."""
+        raise NotImplementedError
+
+    def collect(self) -> list[Completion]:
+        """Wait for the completions that were begun, and return them."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:  # noqa: B027
+        """Give up what was begun."""
 
     def hand_over(self) -> None:  # noqa: B027 (an engine that runs the student itself has no copy)
         """Bring the engine's copy of the weights up to date with the student."""
@@ -88,7 +104,7 @@ class EngineKind(Protocol):
     """How to make an engine that a configuration names: a class of `opasd.choices.ENGINES` with two class methods."""
 
     def for_training(
-        self, config: RolloutConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, longest: int
+        self, config: RolloutConfig, model: nn.Module, tokenizer: "PreTrainedTokenizerBase", *, longest: int
     ) -> RolloutEngine:
         """Return an engine that samples from `model` with its weights at the time of each call.
 
@@ -97,7 +113,7 @@ class EngineKind(Protocol):
         ...
 
     def for_evaluation(
-        self, config: RolloutConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *,
+        self, config: RolloutConfig, model: ModelConfig, tokenizer: "PreTrainedTokenizerBase", *,
         longest: int, adapters: Sequence[Path],
     ) -> AdapterEngine:  # fmt: skip
         """Return an engine over the base `model`, for sequences of up to `longest` tokens and for these adapters."""

@@ -8,7 +8,7 @@ again; one that refuses a request ends the batch with its own words. The key is 
 
 import random
 import reprlib
-import time
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,19 +61,22 @@ class ChatClient:
         config: ServersConfig,
         workers: int,
         template_options: dict[str, Any] | None = None,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] | None = None,
     ) -> None:
         self.url, self.model, self.config, self.workers = url.rstrip("/"), model, config, workers
         self.template_options = template_options or {}
-        self._client, self._pause = Client(url, config.probe_timeout, KEY_VARIABLE), pause
+        self._client, self._ended = Client(url, config.probe_timeout, KEY_VARIABLE), threading.Event()
+        self._pause = pause or self._ended.wait
 
     def answer(self, messages: Sequence[str], sampling: SamplingConfig, seeds: Sequence[int]) -> list[ChatAnswer]:
         """Return one answer to each message, in order."""
+        self._ended.clear()
         pool = ThreadPoolExecutor(min(self.workers, len(messages)) or 1)
         waiting = [pool.submit(self._ask, self._body(*pair, sampling)) for pair in zip(messages, seeds, strict=True)]
         try:
             return [future.result() for future in waiting]
         except BaseException:
+            self._ended.set()  # nobody waits for the other answers: they are not asked for again
             self._client.abort()
             raise
         finally:
@@ -104,6 +107,8 @@ class ChatClient:
                     f"not every server knows, {', '.join(sent)}"
                 ) from error
             except Unavailable as error:
+                if self._ended.is_set():
+                    raise
                 if tried == self.config.retries:
                     raise EngineError(
                         f"{self.url} gives no answer after {tried + 1} tries ({error}); give the same command again "
@@ -112,6 +117,8 @@ class ChatClient:
                 longest = min(self.config.backoff * 2**tried, self.config.max_backoff)
                 asked = min(error.retry_after or 0.0, LONGEST_WAIT)
                 self._pause(max(asked, longest * random.uniform(0.75, 1.0)))
+                if self._ended.is_set():
+                    raise
         raise AssertionError("unreachable")
 
 

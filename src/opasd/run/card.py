@@ -13,9 +13,12 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
     steps = [row for row in rows if "grad_norm" in row]
     base, source = _public(config.model.name_or_path), _public(config.data.source)
     on_hub = [f"base_model: {json.dumps(base)}"] if base == config.model.name_or_path else []
-    method = "OPSD (token-level)" if config.objective.attention_weight == 0 else "OPASD (token- and attention-level)"
+    method = "OPSD (token-level)" if not config.objective.attends else "OPASD (token- and attention-level)"
     if config.objective.token_weight == 0:
         method = "attention-level"
+    method += " self-distillation"
+    if config.objective.token_weight == 0 and not config.objective.attends:
+        method = " and ".join(config.objective.terms)
     lines = [
         "---",
         *on_hub,
@@ -25,7 +28,7 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
         "",
         f"# {config.name or 'A run of opasd'}",
         "",
-        f"{base} after {len(steps)} steps of {method} self-distillation on {source}.",
+        f"{base} after {len(steps)} steps of {method} on {source}.",
         "",
         "## What was measured",
         "",

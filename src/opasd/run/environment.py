@@ -24,6 +24,9 @@ MAX_DIFF_BYTES = 1 << 20
 _SECRET = re.compile(r"(?<!\.first[-_])(token|secret|password|key)$", re.IGNORECASE)
 """The end of a flag with a secret value; `objective.token.clip` and `objective.attention.first_token` are no such."""
 
+_ADDRESS = re.compile(r"(\w://)(?:[^/@\s]+@)?([^\s?#]*)(?:\?[^\s#]*)?")
+"""An address; what may be secret in it stands before an @ or behind a question mark."""
+
 
 def versions() -> dict[str, str | None]:
     """Return the version of each package that matters here, None if it is not installed."""
@@ -32,6 +35,11 @@ def versions() -> dict[str, str | None]:
         with suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
     return installed
+
+
+def own_version() -> str:
+    """Return this package's version; one that is used without being installed has none."""
+    return versions()["opasd"] or "not installed"
 
 
 def environment(command: Sequence[str] = ()) -> dict[str, Any]:
@@ -76,7 +84,7 @@ def to_json(value: object) -> str:
 
 
 def _masked(command: Sequence[str]) -> list[str]:
-    """Replace the values of secret flags, given as `--flag=value` or `--flag value`."""
+    """Replace the values of secret flags, given as `--flag=value` or `--flag value`, and secrets in addresses."""
     masked: list[str] = []
     for index, word in enumerate(command):
         flag, equals, _ = word.partition("=")
@@ -86,7 +94,7 @@ def _masked(command: Sequence[str]) -> list[str]:
         elif before.startswith("--") and "=" not in before and _SECRET.search(before) and not word.startswith("--"):
             masked.append("***")
         else:
-            masked.append(word)
+            masked.append(_ADDRESS.sub(r"\1\2", word))
     return masked
 
 

@@ -132,14 +132,25 @@ class RunFolder:
             raise ConfigError(f"{self.path} ended at step {last} and has no checkpoint to continue; start a new run")
         return True
 
-    def check_processes(self, count: int) -> None:
-        """Refuse to continue with another number of processes: a step would have another number of problems."""
-        before = read_object(self.path / _ENVIRONMENT).get("processes", count)
-        if before != count:
+    def shared_by(self, config: RunConfig, count: int) -> RunConfig:
+        """Return the run's configuration for `count` processes, so that a step keeps its problems.
+
+        The folder's configuration is that of the processes that the run began with.
+        """
+        train = config.train
+        began = read_object(self.path / _ENVIRONMENT).get("processes", count)
+        if began == count or type(began) is not int:
+            return config
+        batch = train.per_device_train_batch_size
+        problems = batch * train.gradient_accumulation_steps * began
+        if problems % count:
             raise ConfigError(
-                f"{self.path} was begun with --num-processes {before}, this is {count}: a step would have other "
-                "problems; give that number, or launch as many"
+                f"{self.path} was begun with --num-processes {began} and has {problems} problems a step, which {count} "
+                f"processes cannot share evenly; give a number of processes that divides {problems}"
             )
+        batch = batch if problems // count % batch == 0 else 1
+        divided = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": problems // count // batch}
+        return config.model_copy(update={"train": train.model_copy(update=divided)})
 
 
 def base_of(adapter: Path) -> ModelConfig | None:

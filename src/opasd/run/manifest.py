@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.errors import ConfigError
-from opasd.files import read_object, sync, write_json
+from opasd.files import let_read, read_object, sync, write_json
 from opasd.progress import say
 
 MANIFEST = "manifest.json"
@@ -37,6 +37,7 @@ def step_of(checkpoint: Path) -> int:
 
 def write_manifest(folder: Path, run_id: str | None) -> None:
     """Write the sizes and digests of the folder's files; `run_id` says which run they are of."""
+    let_read(folder)
     files = list(_files(folder))
     with ThreadPoolExecutor(_READERS) as pool:
         list(pool.map(sync, files))

@@ -1,5 +1,7 @@
 """Which problems a step has, and how large that makes it."""
 
+from collections.abc import Sequence
+
 from transformers import TrainingArguments
 
 from opasd.config import OPASDConfig
@@ -24,6 +26,19 @@ def without_repeats(
     return batch[: max(num_problems - first, 0)]
 
 
+def share(lengths: Sequence[int], process: int, processes: int) -> list[int]:
+    """Return the numbers of a process's items, in order, so that all processes have items of about the same length.
+
+    The longest item that is left goes to the process that has the least.
+    """
+    loads, owned = [0] * processes, [[] for _ in range(processes)]
+    for n in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        least = min(range(processes), key=lambda process: (loads[process], process))
+        loads[least] += lengths[n]
+        owned[least].append(n)
+    return sorted(owned[process])
+
+
 def collate(pairs: list[PromptPair]) -> dict[str, list[PromptPair]]:
     """Return a step's problems as the batch that Trainer hands on."""
     return {"pairs": pairs}
@@ -39,14 +54,19 @@ def step_size(given: TrainingArguments, config: OPASDConfig, pairs: PromptPairs)
     problems = min(wanted, len(pairs))
     rollouts = problems * config.rollout.rollouts_per_problem
     generated = rollouts * config.rollout.max_new_tokens
-    contexts = sum(pairs.longest.values())
+    own, objective = config.prompts.attention_reference, config.objective
+    two = own is not None and objective.attends and objective.token_weight > 0
+    contexts = pairs.longest["student"] + pairs.longest["teacher"] * (2 if two else 1)
     product = f"{batch} per device x {draws} accumulated x {_counted(given.world_size, 'process', 'processes')}"
     if problems < wanted:
         product += f" would be {wanted:,}, but there are no more"
+    read = rollouts * contexts + (3 if two else 2) * generated
     text = (
         f"a step has {_counted(problems, 'problem')} ({product}), {_counted(rollouts, 'rollout')} and at most "
-        f"{generated:,} new tokens; both roles together read at most {rollouts * contexts + 2 * generated:,} tokens"
+        f"{generated:,} new tokens; both roles together read at most {read:,} tokens"
     )
+    if two:
+        text += ". The teacher reads each rollout twice: prompts.attention_reference is a context of its own"
     if batch == _TRANSFORMERS_BATCH and wanted != PAPER:
         text += (
             f". The paper's step has {PAPER} problems. per_device_train_batch_size is 8, transformers' default: "

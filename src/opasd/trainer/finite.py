@@ -1,5 +1,6 @@
 """A step that meets NaN or infinity: its rollouts are kept, and the run stops or leaves the step out."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -42,7 +43,9 @@ class FiniteTrainer(BaseTrainer):
     def drop_spoiled_gradients(self) -> None:
         """Before the optimizer: a step with NaN in it changes no weight and is only counted."""
         finite = True  # float16's loss scaler looks for overflow itself, and skips such a step
-        if self.accelerator.scaler is None:
+        if self.is_deepspeed_enabled:  # its engine has made the step and dropped the gradients
+            finite = math.isfinite(self.model_wrapped.get_global_grad_norm() or 0.0)  # pyright: ignore
+        elif self.accelerator.scaler is None:
             gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
             finite = all(torch.stack([local(gradient).isfinite().all() for gradient in gradients]).tolist())
         if self.total(self.step_spoiled or not finite) == 0:

@@ -41,7 +41,8 @@ class Attempts:
     def groups(self) -> Iterator[tuple[list[Rollout], bool]]:
         """Yield the micro-batches, and whether one is the last."""
         groups = microbatches(self._rollouts, self._budget, packed=self._packed)
-        if shards(self.trainer.student):  # every forward exchanges weights, so all processes need as many
+        if shards(self.trainer.student) or self.trainer.is_deepspeed_enabled:
+            # Every forward exchanges weights, or every backward gradients, so all processes need as many.
             empty = [Rollout(self._rollouts[0].pair, (), "none")]
             groups += [empty] * (self.trainer.largest(len(groups)) - len(groups))
         for number, self._group in enumerate(groups, 1):
@@ -67,7 +68,7 @@ class Attempts:
         self.trainer.zero_gradients()
         self.trainer.step_metrics.sums = self._sums.copy()
         if len(self._group) > 1:
-            self._budget = max(1, sum(len(rollout.teacher_ids) for rollout in self._group) // 2)
+            self._budget = max(1, sum(rollout.teacher_tokens for rollout in self._group) // 2)
             return
         (too_long,) = self._group
         self._rollouts = [rollout for rollout in self._rollouts if rollout is not too_long]
@@ -79,9 +80,9 @@ def _keep(trainer: "OPASDTrainer", rollouts: list[Rollout]) -> None:
     step = trainer.state.global_step + 1
     trainer.step_metrics.add({SET_ASIDE: len(rollouts)})
     file = Records(trainer.folder / "set_aside.jsonl")
-    file.append(*({"step": step, "id": r.id, "tokens": len(r.teacher_ids), "completion_ids": r.completion_ids}
+    file.append(*({"step": step, "id": r.id, "tokens": r.teacher_tokens, "completion_ids": r.completion_ids}
                   for r in rollouts))  # fmt: skip
-    longest = max(len(rollout.teacher_ids) for rollout in rollouts)
+    longest = max(rollout.teacher_tokens for rollout in rollouts)
     say(
         f"step {step}: no memory for {len(rollouts)} of its rollouts (up to {longest:,} tokens); they are left out and "
         f"kept in {file.path}. Lower rollout.max_new_tokens"

@@ -49,6 +49,8 @@ class StepMetrics:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.sums: Counter[str] = Counter()
         self._rows: list[dict[str, Any]] = []
+        self.passes = 1
+        """How often the update has gone over the step's rollouts."""
         self._started = perf_counter()
 
     @contextmanager
@@ -77,15 +79,24 @@ class StepMetrics:
 
         return stop
 
-    def add_rollouts(self, rollouts: list[Rollout], completions: list[Completion], tokenizer: Any) -> list[bool | None]:
-        """Record the step's rollouts; return whether each is right, or None if its problem has no answer."""
+    def add_rollouts(
+        self,
+        rollouts: list[Rollout],
+        completions: list[Completion],
+        tokenizer: Any,
+        teacher_lengths: Callable[[Rollout], list[int]] = lambda rollout: [len(rollout.teacher_ids)],
+    ) -> list[bool | None]:
+        """Record the step's rollouts; return whether each is right, or None if its problem has no answer.
+
+        `teacher_lengths` says how long the sequences are in which the teacher reads a rollout.
+        """
         texts = [readable(tokenizer, rollout.completion_ids) for rollout in rollouts]
         prefixes = [thinking_prefix(tokenizer, rollout.pair.student_ids) for rollout in rollouts]
         attempts = [(r.pair.problem, prefix + text) for r, prefix, text in zip(rollouts, prefixes, texts, strict=True)]
         verdicts = list(self.grader(attempts))
         for rollout, completion, text, verdict in zip(rollouts, completions, texts, verdicts, strict=True):
             row = _row(text, rollout.num_tokens, completion.finish_reason, verdict, self.leak)
-            self._rows.append(row | {"student": len(rollout.student_ids), "teacher": len(rollout.teacher_ids)})
+            self._rows.append(row | {"student": len(rollout.student_ids), "teacher": teacher_lengths(rollout)})
         return verdicts
 
     def add(self, metrics: Mapping[str, float]) -> None:
@@ -100,17 +111,21 @@ class StepMetrics:
         metrics: dict[str, float] = {"loss": logs["loss"]}
         names = dict.fromkeys(name for _, sums, *_ in gathered for name in sums if name != "loss")
         metrics |= {name: sum(sums.get(name, 0.0) for _, sums, *_ in gathered) / count for name in names}
+        # ⟨g_clip, g⟩ / |g|² of the whole step: a mean of the tokens' own quotients would be that of the smallest ones.
+        inner, square = (metrics.pop(f"token/{name}", None) for name in ("clip_inner", "gradient_square"))
+        if inner is not None and square:
+            metrics["token/clip_alignment"] = inner / square
         metrics |= {"grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
         metrics |= self._rollout_metrics(rows)
         seconds = {name: max(parts[name] for *_, parts, _ in gathered) for name in _PARTS}
         seconds["step"] = perf_counter() - self._started
         metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
-        processed = sum(row["student"] + row["teacher"] for row in rows)
+        processed = sum(row["student"] + sum(row["teacher"]) for row in rows)
         spent = seconds["teacher"] + seconds["student"] + seconds["update"]
         metrics["ms_per_processed_token"] = 1000 * spent * count / max(processed, 1)
         metrics["memory/peak_bytes"] = max(memory for *_, memory in gathered)
-        flops = self._cost.step([row["student"] for row in rows], [row["teacher"] for row in rows])
-        metrics |= {f"flops/{name}": value for name, value in flops.items()}
+        flops = self._cost.step([row["student"] for row in rows], [n for row in rows for n in row["teacher"]])
+        metrics |= {f"flops/{name}": v * (1 if name == "rollout" else self.passes) for name, v in flops.items()}
         metrics["tokens/processed"] = processed
         metrics["skipped"] = float(skipped)
         self._start_step()

@@ -1,9 +1,10 @@
 """A Trainer that writes whole checkpoints, rewinds the records to them, and never overwrites a run."""
 
+import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,19 +23,24 @@ from opasd.run.checkpoints import check_checkpoint, newest_checkpoint, set_aside
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
-from opasd.trainer.finite import FiniteTrainer
 from opasd.trainer.setup import RunData
+from opasd.trainer.sharded import ShardedTrainer
+
+if TYPE_CHECKING:
+    from opasd.trainer.balance import Balance
 
 LEFT_BEHIND = (".checkpoint", ".final")
 """Folders in which a checkpoint and the result are written before they get their names."""
 _TEACHER = "teacher.safetensors"
+_BALANCE = "balance.json"
 
 
-class ResumableTrainer(FiniteTrainer):
+class ResumableTrainer(ShardedTrainer):
     """Save a checkpoint by one rename, resume from a whole checkpoint, and rewind the records to it."""
 
     data: RunData
     teacher: Teacher
+    balance: "Balance"
     metrics_file: Records
     samples_file: Records
     stopped: bool
@@ -67,10 +73,22 @@ class ResumableTrainer(FiniteTrainer):
                 self._rewind_records(checkpoint, step)
             elif self.args.eval_on_start:
                 self._forget_first_validation()
+        if checkpoint is not None:
+            self.take_rollouts(checkpoint)
+            if (copies := checkpoint / _TEACHER).exists():
+                self.teacher.load_state_dict(load_file(copies))
+            if (balance := checkpoint / _BALANCE).exists():
+                self.balance.weight = json.loads(balance.read_text())["attention_weight"]
         try:
             return super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         except Stopped:
             self._save_as_after_the_last_step()
+
+    def keep_rollouts(self, folder: Path) -> None:
+        """Write what was sampled for the next step into a checkpoint; all processes call this."""
+
+    def take_rollouts(self, folder: Path) -> None:
+        """Take what a checkpoint has for the next step."""
 
     def zero_gradients(self) -> None:
         """Forget what the step has added so far, and the memory that PyTorch only caches."""
@@ -170,7 +188,8 @@ class ResumableTrainer(FiniteTrainer):
     def _files_to_resume(self) -> list[str]:
         """Return patterns of the files a checkpoint must have; sharded weights and optimizers have other names."""
         needed = [_TEACHER] if self.teacher.has_copies else []
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        needed += [_BALANCE] if self.config.objective.attention_weight == "balanced" else []
+        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self._gathers):
             return needed
         needed.append("adapter_model.safetensors" if isinstance(self.student, PeftModel) else "model.safetensors*")
         return needed + ([] if self.args.save_only_model else ["optimizer.pt", "scheduler.pt", "rng_state*.pth"])
@@ -190,10 +209,13 @@ class ResumableTrainer(FiniteTrainer):
             with full_disk_errors(final):
                 super()._save_checkpoint(model, trial)
                 copies = self.teacher.state_dict()
+                self.keep_rollouts(written)
                 if self.args.should_save:
                     (written / "README.md").unlink(missing_ok=True)  # PEFT's card, with the base's path and no facts
                 if self.args.should_save and copies:
                     save_file(copies, written / _TEACHER)
+                if self.args.should_save and self.config.objective.attention_weight == "balanced":
+                    (written / _BALANCE).write_text(json.dumps({"attention_weight": self.balance.weight}))
             self.accelerator.wait_for_everyone()
             self._rename_best(written)
             if self.args.should_save:
@@ -218,8 +240,3 @@ class ResumableTrainer(FiniteTrainer):
             self.state.best_model_checkpoint = str(self.folder / written.name)
             if self.args.should_save:
                 self.state.save_to_json(str(written / TRAINER_STATE_NAME))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
-        if (copies := Path(resume_from_checkpoint) / _TEACHER).exists():
-            self.teacher.load_state_dict(load_file(copies))

@@ -5,9 +5,10 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import FrameType, NoneType
 from typing import Any, Literal, get_args
@@ -170,14 +171,15 @@ class _Sampling:
 
     def __init__(self, trainer: OPASDTrainer) -> None:
         self.active = False
-        self._trainer, self._generate = trainer, trainer.engine.generate
-        trainer.engine.generate = self.generate
+        self._trainer = trainer
+        trainer.engine.generate = partial(self._stoppable, trainer.engine.generate)
+        trainer.engine.collect = partial(self._stoppable, trainer.engine.collect)
 
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+    def _stoppable(self, sample: Callable[..., list[Completion]], *args: Any, **kwargs: Any) -> list[Completion]:
         completions: list[Completion] | None = None
         try:
             self.active = not self._trainer.stop_requested
-            completions = self._generate(*args, **kwargs) if self.active else None
+            completions = sample(*args, **kwargs) if self.active else None
         except Stopped:
             pass
         finally:

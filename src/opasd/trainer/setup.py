@@ -183,7 +183,8 @@ def check_contexts(
     base = unwrap(model)
     rows = getattr(base.get_input_embeddings(), "num_embeddings", None)
     if rows is not None and len(tokenizer) > rows:
-        largest = max(max(ids) for pair in pairs for ids in (pair.student_ids, pair.teacher_ids))
+        both = ((pair, pair.attention or pair) for pair in pairs)
+        largest = max(max(*pair.student_ids, *pair.teacher_ids) for contexts in both for pair in contexts)
         if largest >= rows:
             raise ConfigError(
                 f"the tokenizer gives the token {largest}, but the model has embeddings for {rows}; give the model's "
@@ -218,6 +219,12 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
     # One batch of Trainer is one optimizer step: `training_step` divides it into micro-batches itself.
     args.per_device_train_batch_size *= args.gradient_accumulation_steps
     args.gradient_accumulation_steps = 1
+    if args.deepspeed_plugin is not None:  # it was told the batch before
+        args.deepspeed_plugin.deepspeed_config |= {
+            "train_micro_batch_size_per_gpu": args.per_device_train_batch_size,
+            "gradient_accumulation_steps": 1,
+            "train_batch_size": args.per_device_train_batch_size * args.world_size,
+        }
     args.remove_unused_columns = False
     args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
     args.disable_tqdm = True
@@ -230,11 +237,11 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
     if args.ddp_find_unused_parameters is None:  # text never reaches the weights for images or sounds
         model_config = unwrap(model).config
         args.ddp_find_unused_parameters = model_config.get_text_config() is not model_config
-    if config.objective.token_weight == 0 and args.world_size > 1:
+    if config.objective.token_weight == 0 and not config.objective.terms and args.world_size > 1:
         freeze_untied_head(model)  # processes would wait for the gradient of an output head that no loss reads
 
 
-def check_sharding(trainer: Trainer) -> None:
+def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop") -> None:
     """Refuse ways to spread the weights over processes that training would ignore, or wait for ever in."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.args.fsdp and plugin is None:
@@ -243,8 +250,22 @@ def check_sharding(trainer: Trainer) -> None:
         )
     if plugin is not None and plugin.fsdp_version != 2:
         raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
-    if trainer.is_deepspeed_enabled and getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0) == 3:
-        raise ConfigError("deepspeed: ZeRO-3 is not supported; use FSDP2, which spreads the weights as well")
+    if trainer.args.deepspeed and not trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            f"deepspeed: it works on GPUs with several processes, and this run is on {trainer.args.device.type}; leave "
+            "deepspeed out"
+        )
+    if not trainer.is_deepspeed_enabled:
+        return
+    if getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0) == 3:
+        raise ConfigError(
+            "deepspeed: ZeRO-3 gathers weights where processes sample on their own, and would wait for ever; use "
+            "FSDP2, which spreads the weights as well, or ZeRO-2"
+        )
+    if on_non_finite == "skip":
+        raise ConfigError(
+            "on_non_finite: skip, but DeepSpeed has made the step before its gradients can be looked at; use stop"
+        )
 
 
 def freeze_untied_head(model: nn.Module) -> None:
@@ -268,9 +289,9 @@ def use_liger(model: nn.Module, args: TrainingArguments) -> None:
 
 def check_kernels(config: ObjectiveConfig, device: torch.device) -> None:
     """Refuse a loss with `impl: fused` that cannot run on `device`."""
-    weighted = (("token", config.token_weight, config.token), ("attention", config.attention_weight, config.attention))
-    for name, weight, loss in weighted:
-        if weight > 0 and loss.impl == "fused" and (reason := fused.unavailable(device)):
+    weighted = (("token", config.token_weight > 0, config.token), ("attention", config.attends, config.attention))
+    for name, computed, loss in weighted:
+        if computed and loss.impl == "fused" and (reason := fused.unavailable(device)):
             raise ConfigError(f"objective.{name}.impl: fused {reason}; use auto, which takes the fastest that can run")
 
 

@@ -10,8 +10,9 @@ trackers are Trainer's. Every step's metrics go to `metrics.jsonl` in the output
 import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +38,30 @@ from opasd.grading.outside import GradeFunction, path_of, rollout_grader
 from opasd.losses.objective import LossOutput, objective_loss
 from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
-from opasd.model.objective import loss_arguments
+from opasd.model.objective import loss_arguments, teacher_contexts, teacher_scores
 from opasd.model.scoring import Layout, Scorer, choose_layout
-from opasd.model.sharding import gathered
 from opasd.model.teacher import Teacher
 from opasd.model.unwrap import unwrap
-from opasd.prompts.contexts import PromptPair
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.drift import DriftCheck
-from opasd.rollout.engine import Completion, Sampler, as_engine, derive_seed
+from opasd.rollout.engine import Sampler, as_engine
 from opasd.rollout.factory import make_engine
 from opasd.run.records import Records
 from opasd.trainer import setup
 from opasd.trainer.arguments import OPASDArguments
-from opasd.trainer.batches import collate, step_size, without_repeats
+from opasd.trainer.balance import Balance
+from opasd.trainer.batches import collate, step_size
 from opasd.trainer.callbacks import Progress, StepCallback
 from opasd.trainer.described import described_run, only_python
 from opasd.trainer.memory import Attempts
-from opasd.trainer.metrics import StepMetrics, sample_rows, validation_metrics
-from opasd.trainer.resuming import ResumableTrainer
+from opasd.trainer.metrics import StepMetrics, validation_metrics
+from opasd.trainer.rollouts import RolloutTrainer
 
 _log = logging.getLogger(__name__)
 
 
-class OPASDTrainer(ResumableTrainer):
+class OPASDTrainer(RolloutTrainer):
     """Train a model on problems with verified solutions, by on-policy attention self-distillation.
 
     `train()` writes the folder `args.output_dir`, as `opasd train` does: its configuration, environment, data account,
@@ -138,7 +138,7 @@ class OPASDTrainer(ResumableTrainer):
             callbacks=[*(callbacks or []), StepCallback(self)],
             **kwargs,
         )
-        setup.check_sharding(self)
+        setup.check_sharding(self, self.config.on_non_finite)
         self.current_gradient_accumulation_steps = 1  # Trainer's loop sets it; a step outside the loop needs it too
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
@@ -197,6 +197,7 @@ class OPASDTrainer(ResumableTrainer):
     def _set_up_roles(self, engine: Sampler | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """Make the teacher, the engine that samples from the student, and the check that both sample alike."""
         self.teacher = Teacher(self.student, self.config.teacher)
+        self.balance = Balance(self)
         rollout = self.config.rollout
         limits = [rollout.max_new_tokens]
         if self.data.validation_sets:
@@ -205,25 +206,19 @@ class OPASDTrainer(ResumableTrainer):
             longest = self.config.prompts.max_student_tokens + max(limits)
             engine = make_engine(rollout, self.student, tokenizer, longest=longest)
         self.engine = as_engine(engine)
+        if rollout.ahead and not self.engine.runs_ahead:
+            raise ConfigError(
+                "rollout.ahead: 1 needs an engine that samples elsewhere; use rollout.engine: vllm_server"
+            )
         self.half = self.args.bf16 or self.args.fp16 or unwrap(self.student).dtype.itemsize == 2
         self.drift = DriftCheck(self.student, rollout.drift, half=self.half or self.engine.half_precision)
         self._scoring: tuple[Scorer, Layout] | None = None
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
-        """Return the step's minibatch, or nothing if the run is over."""
-        if self.state.global_step >= self.state.max_steps:  # resumed from the last checkpoint
-            self.control.should_training_stop = True
-        if self.control.should_training_stop:  # also by a signal during the first validation
-            return [], None
-        return super().get_batch_samples(epoch_iterator, num_batches, device)
-
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Do one step of Algorithm 1 up to the update: sample, judge in both roles, add the losses' gradients."""
-        rollouts = self.roll_out(self._own_pairs(inputs["pairs"]))
+        rollouts = self.exchanged(self.roll_out(self.own_pairs(inputs["pairs"], self.state.global_step)))
         count = self.total(sum(rollout.num_tokens > 0 for rollout in rollouts))
         # Processes average their gradients, so each divides by their mean number of rollouts.
         num_rollouts = max(count / self.accelerator.num_processes, 1e-9)
@@ -234,58 +229,43 @@ class OPASDTrainer(ResumableTrainer):
             attempts = Attempts(self, rollouts, num_rollouts, packed=layout == "packed")
             loss = torch.zeros((), device=self.args.device)
             while not attempts.finished:
-                loss.zero_()
-                with attempts.recovering():
-                    for group, is_last in attempts.groups():
-                        # Processes exchange gradients after the last micro-batch; before it, each only adds them up.
-                        self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
-                        batch = {"rollouts": group, "num_rollouts": attempts.num_rollouts}
-                        with nullcontext() if is_last else self.accelerator.no_sync(model):
-                            loss += super().training_step(model, batch)
+                with attempts.recovering(), closing(self.balance.passes(loss)) as passes:
+                    for alone in passes:
+                        loss.zero_()
+                        for group, is_last in attempts.groups():
+                            # Processes exchange gradients after the last micro-batch; before it, each adds them up.
+                            self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it in its backward
+                            batch = {"rollouts": group, "num_rollouts": attempts.num_rollouts, "attention_alone": alone}
+                            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                                loss += super().training_step(model, batch)
         return loss
 
-    def roll_out(self, pairs: list[PromptPair]) -> list[Rollout]:
-        """Sample completions of the problems with the current student, and record them."""
-        step, settings = self.state.global_step, self.config.rollout
-        samples = [(pair, number) for pair in pairs for number in range(settings.rollouts_per_problem)]
-        seeds = [derive_seed(self.args.seed, step, pair.problem.id, number) for pair, number in samples]
-        prompts = [pair.student_ids for pair, _ in samples]
-        with self.step_metrics.timed("rollout"):
-            measured = self.drift.measured(step)
-            with self._whole_student(needed=self.engine.runs_student or measured > 0):
-                completions = self.engine.generate(prompts, settings, seeds, measured=measured)
-                drift = self.drift(prompts, completions)
-            if drift is not None:
-                self.step_metrics.add(drift.metrics())
-        rollouts = [
-            Rollout(pair, completion.ids, f"step {step + 1}, {pair.problem.id}, sample {number}")
-            for (pair, number), completion in zip(samples, completions, strict=True)
-        ]
-        verdicts = self.step_metrics.add_rollouts(rollouts, completions, self.processing_class)
-        self._save_samples(rollouts, completions, verdicts)
-        return rollouts
-
-    def _whole_student(self, *, needed: bool) -> AbstractContextManager[None]:
-        """Hold the student's weights whole in a block in which processes compute with it on their own."""
-        return gathered(self.student) if needed else nullcontext()
+    def teacher_lengths(self, rollout: Rollout) -> list[int]:
+        """Return the tokens of each sequence in which the teacher reads a rollout."""
+        read = teacher_contexts(rollout, self.config.objective, everything=bool(self.loss_terms))
+        return [len(context.teacher_ids) for context in read]
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor | tuple[Tensor, LossOutput | None]:
         """Return a micro-batch's part of the minibatch's loss; with `return_outputs`, its metrics and readings too."""
-        rollouts, objective = inputs["rollouts"], self.config.objective
+        rollouts, alone = inputs["rollouts"], inputs.get("attention_alone", False)
+        objective = self.balance.attention_alone if alone else self.balance.objective
+        terms = [] if alone else self.loss_terms
         scorer, layout = self._scorer(model)
         settings: dict[str, Any] = {"query": objective.attention.query, "layout": layout, "deferred": True}
         with self.step_metrics.timed("teacher"), self.teacher.judging():
-            teacher = scorer(rollouts, "teacher", **settings)
+            teacher = teacher_scores(scorer, rollouts, objective, everything=bool(terms), **settings)
         with self.step_metrics.timed("student"):
             student = scorer(rollouts, "student", **settings)
             try:
-                arguments = loss_arguments(rollouts, objective, align_always=bool(self.loss_terms))
+                arguments = loss_arguments(rollouts, objective, align_always=bool(terms))
                 output = objective_loss(student, teacher, **arguments, num_rollouts=inputs["num_rollouts"])
-                if self.loss_terms:
+                if alone and student.head.weight_VE.requires_grad:  # other processes wait for its gradient
+                    output = replace(output, loss=output.loss + student.head.weight_VE[:1].sum() * 0)
+                if terms:
                     batch = MicroBatch(rollouts, arguments["alignments"], student, teacher, output.readings)
-                    output = add_terms(output, self.loss_terms, batch, inputs["num_rollouts"])
+                    output = add_terms(output, terms, batch, inputs["num_rollouts"])
             except NonFiniteError as error:
                 scorer.settle()
                 loss = self._non_finite(rollouts, str(error))
@@ -294,25 +274,15 @@ class OPASDTrainer(ResumableTrainer):
         self.step_metrics.add(output.metrics)
         return (output.loss, output) if return_outputs else output.loss
 
-    def _own_pairs(self, pairs: list[PromptPair]) -> list[PromptPair]:
-        """Return this process's problems of the step, each once in an epoch if accelerate deals batches in turn."""
-        args, accelerator = self.args, self.accelerator
-        dealt_otherwise = (accelerator.split_batches, accelerator.dispatch_batches, args.ignore_data_skip)
-        if any(dealt_otherwise) or args.dataloader_drop_last:
-            return pairs
-        return without_repeats(
-            pairs, self.state.global_step, process=accelerator.process_index, processes=accelerator.num_processes,
-            batch_size=args.train_batch_size, num_problems=len(self.data.pairs),
-        )  # fmt: skip
-
     def _scorer(self, model: nn.Module) -> tuple[Scorer, Layout]:
         """Return what reads the model in both roles and how rollouts share a forward; made before the first step."""
         if self._scoring is None:
             objective = self.config.objective
             devices = [torch.cuda.current_device()] if self.args.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # dropout in its probe must not move a resumed run's random numbers
-                captures = objective.attention_weight > 0 or self.loss_terms
-                scorer = Scorer(model, objective.attention.layers if captures else 0)
+                captures = objective.attends or self.loss_terms
+                layers = objective.attention.layers if captures else 0
+                scorer = Scorer(model, layers, offload=self.config.offload_activations)
                 scorer.check_causal()
                 layout = choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
             self._scoring = scorer, layout
@@ -321,6 +291,7 @@ class OPASDTrainer(ResumableTrainer):
     def check(self) -> None:
         """Refuse an objective that cannot be computed here, before anything is sampled or written for it."""
         setup.check_kernels(self.config.objective, self.args.device)
+        self.balance.check()
         assert isinstance(self.model_wrapped, nn.Module)
         self._scorer(self.model_wrapped)
 
@@ -336,16 +307,6 @@ class OPASDTrainer(ResumableTrainer):
             if self.is_world_process_zero():
                 self.metrics_file.append({"step": self.state.global_step, **logs})
         super().log(logs, *args, **kwargs)
-
-    def _save_samples(
-        self, rollouts: list[Rollout], completions: list[Completion], verdicts: list[bool | None]
-    ) -> None:
-        """Record the first completions of every so many steps."""
-        every, step = self.config.save_samples_every, self.state.global_step + 1
-        if not every or (step - 1) % every or not self.is_world_process_zero():
-            return
-        rows = sample_rows(step, rollouts, completions, verdicts, self.processing_class)
-        self.samples_file.append(*rows[: self.config.saved_samples])
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Answer the validation sets, or `eval_dataset`, with the current weights; return Avg@k and lengths of each."""

@@ -2,9 +2,10 @@
 
     python fake_server.py PORT        # 0 chooses one; prints it
 
-A completion's tokens are a function of prompt, seed and adapter alone. `POST /set` changes the state: `faults` and
-`model_faults` say what goes wrong with the next completions and signs of life, one by one, or for ever if `lasting`;
-`held` keeps completions back. `GET /log` shows the requests.
+A completion's tokens are a function of prompt, seed and adapter alone: of its path, or of its `weights` or `nothing` if
+`adapter` is so set. `POST /set` changes the state: `faults` and `model_faults` say what goes wrong with the next
+completions and signs of life, one by one, or for ever if `lasting`; `held` keeps completions back. `GET /log` shows the
+requests.
 """
 
 import json
@@ -13,12 +14,14 @@ import sys
 import threading
 import time
 import urllib.request
+import zlib
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 STATE = {
     "adapters": {},
+    "adapter": "path",
     "faults": [],
     "model_faults": [],
     "log": [],
@@ -117,6 +120,10 @@ class Handler(BaseHTTPRequestHandler):
             if body["model"] != "base" and body["model"] not in STATE["adapters"]:
                 return self.answer(404, {"error": {"message": f"The model {body['model']} does not exist."}})
             path = STATE["adapters"].get(body["model"], "")
+            if STATE["adapter"] == "nothing":
+                path = ""
+            elif STATE["adapter"] == "weights" and path:
+                path = str(zlib.crc32((Path(path) / "adapter_model.safetensors").read_bytes()))
             ids = tokens(body["prompt"], body["seed"], body["max_tokens"], path)
             stopped = ids[-1] in body["stop_token_ids"]
             choice = {"token_ids": ids, "finish_reason": "stop" if stopped else "length", "text": ""}

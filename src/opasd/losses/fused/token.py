@@ -106,7 +106,7 @@ def _compare_top(
     student_log_CK = _lump(student_CK / comparison.temperature, student_rest_C)
     teacher_log_CK = _lump(teacher_CK / comparison.temperature, teacher_rest_C)
     probability_CK = student_log_CK.exp()
-    *values_C, reversed_C, slope_CK = comparison.clip_terms(
+    *values_C, reversed_C, _, _, slope_CK = comparison.clip_terms(
         *comparison.formulas.log_terms(teacher_log_CK, student_log_CK, comparison.jsd_beta), probability_CK
     )
     entropy_C = entropy_C * probability_CK[:, -1] - torch.linalg.vecdot(probability_CK, student_log_CK)

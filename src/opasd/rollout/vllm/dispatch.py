@@ -78,6 +78,8 @@ class Batch:
     def run(self) -> list[Completion]:
         """Return all completions in order, or raise an error when no server can give them."""
         while len(self.completions) < len(self.prompts):
+            if self.engine.abandoned:
+                raise EngineError("the rollouts under way were given up")
             self._prepare()
             self._send()
             if not self.running and self._given_up():

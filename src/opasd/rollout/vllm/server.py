@@ -10,8 +10,9 @@ import math
 import reprlib
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from opasd.config import ModelConfig, RolloutConfig
+from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError, EngineError
+from opasd.model.sharding import shards
 from opasd.rollout.adapters import AdapterExport, check_folder
-from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
+from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.vllm.dispatch import Batch, Server
 from opasd.rollout.vllm.http import Refused, Unavailable
 from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, processes
@@ -40,6 +42,10 @@ class ServerEngine(ServingEngine):
 
     Processes that train together have one engine each, over the same servers; the first one writes the adapter.
     """
+
+    runs_ahead = True
+    abandoned = False
+    """Whether nobody wants the answers that are under way."""
 
     def __init__(
         self,
@@ -63,6 +69,8 @@ class ServerEngine(ServingEngine):
         self._adapter: dict[str, str] | None = None
         """The request that loads the current adapter."""
         self._replaced: list[str] = []
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: Future[list[Completion]] | None = None
 
     @classmethod
     def for_training(
@@ -89,10 +97,41 @@ class ServerEngine(ServingEngine):
             check_folder(path)
         return cls(config, ServedBase.of_files(model, tokenizer), longest, configured=False)
 
+    def generate(
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
+    ) -> list[Completion]:
+        if self._under_way is not None:  # its adapter must stay on the servers until then
+            wait([self._under_way])
+        return super().generate(prompts, sampling, seeds, measured=measured)
+
+    def begin(self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0) -> None:
+        assert self._under_way is None
+        requests = self.requests(prompts, sampling, seeds, measured)
+        self.hand_over()  # in this thread: processes that train together take part in it
+        self._under_way = self._thread.submit(self._complete, [list(prompt) for prompt in prompts], requests)
+
+    def collect(self) -> list[Completion]:
+        assert self._under_way is not None
+        completions = self._under_way.result()
+        self._under_way = None
+        return completions
+
+    def abandon(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        self.abandoned = True
+        while not under_way.done():  # a call that had not begun is ended by the next turn
+            for server in self.servers:
+                server.client.abort()
+            wait([under_way], timeout=0.2)
+        self.abandoned = False
+
     def hand_over(self) -> None:
         if self.student is None:
             return
-        path = _from_first(self.student.write)
+        weights = self.student.weights() if shards(self.student.model) else None  # all processes gather them
+        path = _from_first(partial(self.student.write, weights))
         old = self._adapter
         self._switch(f"{_PREFIX}{path.parent.name}-{path.name}", path)
         if old is not None:
@@ -105,6 +144,8 @@ class ServerEngine(ServingEngine):
 
     def close(self) -> None:
         """Unload the last adapters from the servers that answer soon, and remove the files."""
+        self.abandon()
+        self._thread.shutdown()
         self._switch("", None)
         try:
             if self._replaced:

@@ -82,13 +82,18 @@ class ServingEngine(AdapterEngine):
     def generate(
         self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], *, measured: int = 0
     ) -> list[Completion]:
-        assert len(prompts) == len(seeds)
-        requests = [
+        requests = self.requests(prompts, sampling, seeds, measured)
+        self.hand_over()
+        return self._complete([list(prompt) for prompt in prompts], requests)
+
+    def requests(
+        self, prompts: Prompts, sampling: SamplingConfig, seeds: Sequence[int], measured: int
+    ) -> list[dict[str, Any]]:
+        """Return the requests of a batch; the first `measured` ask for log-probabilities."""
+        return [
             self.request(prompt, sampling, seed) | ({"logprobs": 0} if index < measured else {})
             for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
-        self.hand_over()
-        return self._complete([list(prompt) for prompt in prompts], requests)
 
     @abstractmethod
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
