@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.faults.common import EXACT, QUICK, Result, child, end_of, same, train
+from tests.faults.recipe import write_recipe
 from tests.processes import environment
-from tests.training import PROBLEMS, TOKENIZER, make_model, rows
+from tests.training import TOKENIZER, make_model, rows
 
 
-def commands(place: Path) -> list[Result]:
-    """Evaluation and merging, killed at random moments."""
+def evaluations(place: Path) -> list[Result]:
+    """Evaluation, killed at random moments."""
     from tests.commands import opasd
 
     words = ["evaluate", "lab", "--benchmarks", "lab", "--problems", "24", "--samples", "2", "--max-batch", "4"]
@@ -40,10 +41,11 @@ def commands(place: Path) -> list[Result]:
                 break
         contents = [(place / name / "samples.jsonl").read_text().splitlines() for name in ("whole-evaluation", output)]
         evaluated.expect(sorted(contents[0]) == sorted(contents[1]), "other samples")
-    return [evaluated, _merges(place)]
+    return [evaluated]
 
 
-def _merges(place: Path) -> Result:
+def merges(place: Path) -> list[Result]:
+    """Merging, killed at random moments and while its files are moved."""
     from transformers import AutoModelForCausalLM
 
     from tests.commands import opasd
@@ -80,30 +82,12 @@ def _merges(place: Path) -> Result:
         code = end_of(child(lambda out=out: _exits(opasd(place, "merge", str(run / "final"), str(out)))))
         merged.expect(code == 0, "does not merge again")
         merged.expect(not list(out.glob(".*")), "left behind")
-    return merged
+    return [merged]
 
 
 def _exits(done: "subprocess.CompletedProcess[str]") -> None:
     sys.stderr.write(done.stderr)
     os._exit(done.returncode)
-
-
-def write_recipe(place: Path) -> None:
-    """Write a small model, problems and a recipe of 30 steps."""
-    make_model().save_pretrained(place / "model")
-    TOKENIZER.save_pretrained(place / "model")
-    problems = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
-    (place / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in problems))
-    recipe = {
-        "model": {"name_or_path": "model", "lora_r": 4, "lora_alpha": 8},
-        "data": {"source": "sums.jsonl"},
-        "rollout": {"max_new_tokens": 5},
-        "train": {
-            "max_steps": 30, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 0.01,
-            "gradient_checkpointing": False, "save_steps": 4, "extra": {"use_cpu": True},
-        },
-    }  # fmt: skip
-    (place / "tiny.yaml").write_text(json.dumps(recipe))
 
 
 def ranks(place: Path) -> list[Result]:
@@ -123,7 +107,6 @@ def ranks(place: Path) -> list[Result]:
     starter = Result("SIGKILL of the command that started two", f"no process outlives it by 35 s; {EXACT}")
     hung_up = Result("SIGHUP of the command that started two", f"a checkpoint, no process outlives it; {EXACT}")
     for result, times in ((rank, 1 if QUICK else 4), (starter, 1 if QUICK else 2), (hung_up, 1)):
-        slowest = 0.0
         for index in range(times):
             name = f"{result.fault.split()[2]}-{result.fault.split()[0]}-{index}"
             run = place / "runs" / name
@@ -137,7 +120,7 @@ def ranks(place: Path) -> list[Result]:
             errors = process.communicate()[1]
             while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < began + 60:
                 time.sleep(0.05)
-            slowest = max(slowest, time.monotonic() - began)
+            result.slowest = max(result.slowest, time.monotonic() - began)
             result.tried += 1
             if result is rank:
                 result.expect(errors.count("error: ") == 1 and "was killed by SIGKILL" in errors, errors[-300:])
@@ -146,8 +129,7 @@ def ranks(place: Path) -> list[Result]:
             result.expect("Traceback" not in (again.communicate()[1] or ""), "a traceback")
             result.expect(again.returncode == 0, "does not resume")
             same(result, run, place / "runs" / "whole")
-        result.expect(slowest < 35, f"{slowest:.0f} s")
-        result.notes.append(f"slowest {slowest:.1f} s")
+        result.expect(result.slowest < 35, f"{result.slowest:.0f} s")
     return [rank, starter, hung_up]
 
 

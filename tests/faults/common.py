@@ -24,6 +24,7 @@ class Result:
     fault: str
     promise: str
     tried: int = 0
+    slowest: float = 0.0
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -37,7 +38,15 @@ class Result:
             if self.failures
             else "as promised"
         )
-        return f"| {self.fault} | {self.tried} | {self.promise} | {'; '.join([happened, *self.notes])} |"
+        slowest = [f"slowest {self.slowest:.1f} s"] if self.slowest else []
+        return f"| {self.fault} | {self.tried:,} | {self.promise} | {'; '.join([happened, *slowest, *self.notes])} |"
+
+    def add(self, other: "Result") -> None:
+        """Take in what another process has tried of the same."""
+        self.tried += other.tried
+        self.slowest = max(self.slowest, other.slowest)
+        self.notes += other.notes
+        self.failures += other.failures
 
 
 EXACT = "the resumed run equals the undisturbed one bit for bit; nothing is left behind"

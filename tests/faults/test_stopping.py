@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,7 +12,7 @@ from opasd.config import SamplingConfig
 from opasd.errors import Stopped
 from opasd.run.manifest import checkpoints
 from opasd.trainer import session
-from tests.processes import environment
+from tests.nursery import Python
 from tests.training import make_trainer, rows
 
 PATIENCE = 60.0
@@ -130,9 +128,7 @@ sys.exit(75 if session.ending(trainer) == "stopped" else 1)
 
 def test_a_reader_that_ends_gets_a_checkpoint(tmp_path):
     """As with `opasd train ... 2>&1 | head`."""
-    command = [sys.executable, "-c", PIPED, str(tmp_path)]
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
+    with Python("-c", PIPED, str(tmp_path)) as process:
         process.stderr.readline()
         process.stderr.close()
         assert process.wait(PATIENCE) == 75

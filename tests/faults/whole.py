@@ -1,10 +1,14 @@
 """The long suite (`make test-faults`): every fault is done to a real run, and docs/reliability.md says what happened.
 
-    python -m tests.faults.whole [--quick] [NAME ...]     all faults, a few of each, or those whose names are given
+    python -m tests.faults.whole [--jobs N] [--quick] [NAME ...]
 
-Training, evaluation and merging run in forked processes, so that a fault costs no import. It takes about 15 minutes.
+Its parts need nothing of each other and leave their results in .faults, so the same command continues a suite that was
+cut short, until the code changes. Training, evaluation and merging run in forked processes, so that a fault costs no
+import. All of it takes about 35 minutes on one core, and some four on sixteen.
 """
 
+import argparse
+import hashlib
 import json
 import os
 import random
@@ -14,18 +18,26 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as xml
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from opasd.files import read_object, write_json
 from tests.faults import soaking
-from tests.faults.commands_killed import commands, ranks, sweeps
+from tests.faults.cases import cases
+from tests.faults.commands_killed import evaluations, merges, ranks, sweeps
 from tests.faults.common import EXACT, QUICK, Result, child, end_of, same, train, undisturbed
-from tests.faults.page import page
+from tests.faults.fuzz import fuzz
+from tests.faults.load import load
+from tests.faults.page import page, results_of
+from tests.faults.targets import TARGETS, Draw
 from tests.processes import ROOT, environment
 from tests.training import rows
 
@@ -33,36 +45,47 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 
 def kills(place: Path) -> list[Result]:
-    """SIGKILL at any moment, and while a checkpoint is written."""
+    """SIGKILL at any moment."""
+    result = Result("SIGKILL of a training at random moments", EXACT)
+    _killed(place, result, 2 if QUICK else 10, lambda run, pid, lasts: time.sleep(random.uniform(0.05, lasts)))
+    return [result]
+
+
+def kills_while_saving(place: Path) -> list[Result]:
+    """SIGKILL in the moments in which a checkpoint is written."""
+
+    def written(run: Path, pid: int, _lasts: float) -> None:
+        while not any((run / ".checkpoint").rglob("*")) and os.waitpid(pid, os.WNOHANG)[0] == 0:
+            time.sleep(0.0005)
+        time.sleep(random.uniform(0, 0.03))
+
+    result = Result("SIGKILL while a checkpoint is written", EXACT)
+    _killed(place, result, 2 if QUICK else 12, written)
+    return [result]
+
+
+def _killed(place: Path, result: Result, times: int, wait: Callable[[Path, int, float], None]) -> None:
+    """Kill runs so many times in all, resume each until it ends, and compare it with the undisturbed one."""
     whole, lasts = undisturbed(place)
-    anywhere = Result("SIGKILL of a training at random moments", EXACT)
-    saving = Result("SIGKILL while a checkpoint is written", EXACT)
-    for result, times in ((anywhere, 4 if QUICK else 40), (saving, 2 if QUICK else 12)):
-        number = 0
-        while result.tried < times:
-            number += 1
-            run = place / f"{result.fault.split()[-1]}-{number}"
-            for _ in range(200):
-                pid = child(lambda run=run: train(run), place / "log")
-                if result is anywhere:
-                    time.sleep(random.uniform(0.05, lasts))
-                elif result.tried < times:
-                    while not any((run / ".checkpoint").rglob("*")) and os.waitpid(pid, os.WNOHANG)[0] == 0:
-                        time.sleep(0.0005)
-                    time.sleep(random.uniform(0, 0.03))
-                try:
-                    if result.tried < times:
-                        os.kill(pid, signal.SIGKILL)
-                    code = end_of(pid)
-                except (ProcessLookupError, ChildProcessError):
-                    code = 0
-                result.tried += code == -signal.SIGKILL
-                if code == 0:
-                    break
-                result.expect(code == -signal.SIGKILL, f"ended with {code}")
-            same(result, run, whole)
-        result.notes.append(f"{number} runs")
-    return [anywhere, saving]
+    number = 0
+    while result.tried < times:
+        number += 1
+        run = place / f"run-{number}"
+        code = -1
+        while code:
+            pid = child(lambda run=run: train(run), place / "log")
+            try:
+                if result.tried < times:
+                    wait(run, pid, lasts)
+                    os.kill(pid, signal.SIGKILL)
+                code = end_of(pid)
+            except (ProcessLookupError, ChildProcessError):  # it had ended before
+                code = 0
+            result.tried += code == -signal.SIGKILL
+            if code not in (0, -signal.SIGKILL):
+                result.failures.append(f"ended with {code}")
+                return
+        same(result, run, whole)
 
 
 def signals(place: Path) -> list[Result]:
@@ -71,7 +94,6 @@ def signals(place: Path) -> list[Result]:
     results = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         result = Result(f"{number.name} at random moments", f"a checkpoint within 30 s, exit code 75; {EXACT}")
-        slowest = 0.0
         for index in range(1 if QUICK else 6):
             run = place / f"{number.name}-{index}"
             pid = child(lambda run=run: train(run), place / "log")
@@ -81,14 +103,13 @@ def signals(place: Path) -> list[Result]:
             began = time.monotonic()
             os.kill(pid, number)
             code = end_of(pid)
-            slowest = max(slowest, time.monotonic() - began)
+            result.slowest = max(result.slowest, time.monotonic() - began)
             result.tried += 1
             result.expect(code in (0, 75), f"exit code {code}")
             if code:
                 result.expect(end_of(child(lambda run=run: train(run), place / "log")) == 0, "does not resume")
             same(result, run, whole)
-        result.expect(slowest < 30, f"{slowest:.0f} s")
-        result.notes.append(f"slowest {slowest:.1f} s")
+        result.expect(result.slowest < 30, f"{result.slowest:.0f} s")
         results.append(result)
     twice = Result("SIGINT twice", "ends at once; what was saved stays")
     for index in range(1 if QUICK else 3):
@@ -207,43 +228,97 @@ def soak(place: Path) -> list[Result]:
     return [result]
 
 
-def short_suite(place: Path) -> list[Result]:
-    """The tests of the short form, counted by what they do."""
-    report = place / "short.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "tests/faults", f"--junitxml={report}"]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=False, stdout=subprocess.DEVNULL)
-    counts: dict[str, Result] = {}
-    for case in xml.parse(report).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('test_')[2]}: {case.get('name', '').partition('[')[0]}"
-        about = name.replace("test_", "").replace("_", " ")
-        result = counts.setdefault(about, Result(about, "the test of that name"))
-        result.tried += 1
-        result.expect(case.find("failure") is None and case.find("error") is None, case.get("name", ""))
-    return list(counts.values())
+def fuzzing(target: Callable[[Path, Draw], None], place: Path) -> list[Result]:
+    """Hostile input of one kind, for a minute of the processor."""
+    about = target.__name__.replace("_", " ")
+    result = Result(f"hostile input: {about}", "no traceback, no hang, nothing executed or written elsewhere")
+    result.tried, failure = fuzz(target, 5 if QUICK else 60)
+    result.expect(not failure, failure[-600:])
+    return [result]
 
 
-SCENARIOS = {
-    function.__name__: function for function in (kills, signals, full_disks, commands, sweeps, ranks, soak, short_suite)
-}
+SLICES: dict[str, Callable[[Path], list[Result]]] = {
+    "soak": soak, "ranks": ranks, "sweeps": sweeps, "signals": signals, "merges": merges, "evaluations": evaluations,
+    **{f"kills-{number}": kills for number in range(1, 5)}, "kills_while_saving": kills_while_saving,
+    "full_disks": full_disks, "load": load, "cases": cases,
+    **{f"fuzz-{target.__name__}": partial(fuzzing, target) for target in TARGETS},
+}  # fmt: skip
+"""Parts of the suite that need nothing of each other; the longest come first."""
 
 
 def main() -> int:
-    names = [word for word in sys.argv[1:] if not word.startswith("-")] or list(SCENARIOS)
-    random.seed(0)
-    torch.set_num_threads(1)
-    results: list[Result] = []
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="opasd-faults-") as place:
-            began = time.monotonic()
-            made = SCENARIOS[name](Path(place))
-            results += made
-            for result in made:
+    options = arguments()
+    if options.slice:
+        return run_slice(options.slice, options.state)
+    names = [name for name in SLICES if not options.names or name.partition("-")[0] in options.names]
+    left = [name for name in names if not _record(options.state, name)]
+    failed = work(left, options) if left else False
+    records = {name: _record(options.state, name) for name in SLICES}
+    if not QUICK and all(records.values()):
+        PAGE.write_text(page([record for record in records.values() if record]), encoding="utf-8")
+    return 1 if failed or any(result.failures for name in names for result in results_of(records[name])) else 0
+
+
+def work(names: list[str], options: argparse.Namespace) -> bool:
+    """Run slices in processes of their own, some at a time; return whether one of them broke down."""
+    options.state.mkdir(parents=True, exist_ok=True)
+    waiting, running, broken = list(names), {}, False
+    while waiting or running:
+        while waiting and len(running) < options.jobs:
+            name = waiting.pop(0)
+            words = ["--slice", name, "--state", str(options.state), *(["--quick"] if QUICK else [])]
+            log = (options.state / f"{name}.log").open("w")
+            running[name] = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.whole", *words],
+                cwd=ROOT,
+                env=environment(),
+                stdout=log,
+                stderr=log,
+            )
+        pid, status = os.wait()
+        for name in [name for name, process in running.items() if process.pid == pid]:
+            running.pop(name).returncode = os.waitstatus_to_exitcode(status)
+            broken = broken or status != 0
+            for result in results_of(_record(options.state, name)):
                 sys.stdout.write(f"{result.line()}\n")
-            sys.stdout.write(f"{name}: {time.monotonic() - began:.0f} s\n")
+            sys.stdout.write(f"{name}: {'done' if status == 0 else f'broken, see {name}.log'}\n")
             sys.stdout.flush()
-    if not QUICK and set(names) == set(SCENARIOS):
-        PAGE.write_text(page(result.line() for result in results), encoding="utf-8")
-    return 1 if any(result.failures for result in results) else 0
+    return broken
+
+
+def run_slice(name: str, state: Path) -> int:
+    random.seed(name)
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="opasd-faults-") as place:
+        results = SLICES[name](Path(place))
+    record = {"code": code_digest(), "seconds": round(time.monotonic() - began), "results": list(map(asdict, results))}
+    write_json(state / f"{name}.json", record)
+    return 0
+
+
+def _record(state: Path, name: str) -> dict[str, Any]:
+    """Return what a slice found with the code as it is, nothing if it has not run."""
+    record = read_object(state / f"{name}.json")
+    return record if record.get("code") == code_digest() else {}
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the package and of the suite."""
+    paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests" / "faults").glob("*.py")]
+    contents = b"".join(path.read_bytes() for path in sorted(paths))
+    return hashlib.sha256(contents).hexdigest()[:12]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=", ".join(dict.fromkeys(name.partition("-")[0] for name in SLICES)))
+    parser.add_argument("--jobs", type=int, default=1, help="Parts at a time; one a core.")
+    parser.add_argument("--state", type=Path, default=ROOT / ".faults", help="Where each part leaves its results.")
+    parser.add_argument("--quick", action="store_true", help="A few of each; writes no page.")
+    parser.add_argument("--slice", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
