@@ -3,19 +3,31 @@
     python benchmarks/engines_gpu.py --engine transformers --parts adapter,base,training --json ours.jsonl
     python benchmarks/engines_gpu.py --engine vllm --parts adapter,training,base --json vllm.jsonl
     python benchmarks/engines_gpu.py --table ours.jsonl vllm.jsonl            no GPU: both side by side
+    python benchmarks/engines_gpu.py --both OUTPUT --budget 400    both, shortened, and tests/vllm/test_gpu.py
+    python benchmarks/engines_gpu.py --both OUTPUT --budget 300 --engine vllm --parts base,training    only these
 
 Random weights in Qwen3-1.7B's shape, bfloat16, LoRA r = 64 on all linear layers, the paper's sampling. Times are those
 of whole calls after a warm-up: waking up, taking the adapter, reading the prompts, capturing, sleeping. Every result is
 printed and written at once. A case that would not end within `--budget` seconds is left out, and so is one that fails.
+
+`--both` makes vLLM's engine once, for the cases with and without adapter and for the training, and runs the parts in
+the order in which `--parts` names them; the tests are always last. Of 64 × 8,192 tokens it times the 512 steps in the
+middle, without reading the prompts: a step's time grows evenly with the length, so that is the mean of all. From about
+600 s on, the part `whole` runs all of them as well.
 """
 
 import argparse
+import gc
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,7 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1.7b": {"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
              "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
     "tiny": {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
 }  # fmt: skip
 GIB = 2**30
 ROWS = 256
@@ -57,6 +69,8 @@ class Case:
     mean: int | None = None
     """Mean length of completions that end by themselves."""
     warm: bool = True
+    steps_alone: bool = False
+    """Whether the time to read the prompts is taken off."""
 
 
 FULL = [Case("64 x 1,024", 64, 256, 1024, 10), Case("256 x 1,024", 256, 256, 1024, 20)]
@@ -71,6 +85,19 @@ PARTS = {
     ],
     "base": [*FULL, Case("64, last 512 of 8,192", 64, 7_680, 512, 30, warm=False)],
 }
+WHOLE = Case("64 x 8,192", 64, 256, 8192, 100)
+MIDDLE = Case("64 x 8,192, steps 3,840 to 4,352", 64, 4_096, 512, 22, steps_alone=True)
+SHORTENED = {
+    "transformers": {"adapter": [MIDDLE], "base": [MIDDLE]},
+    "vllm": {"adapter": [MIDDLE], "base": [*FULL, MIDDLE]},
+}
+LONG_PARTS = ["adapter", "base", "training"]
+SHORT_PARTS = ["base", "training", "adapter", "whole", "tests"]
+ROOT = Path(__file__).resolve().parents[1]
+TRAINED_IN = 60
+"""Seconds to allow for twenty steps, without making an engine."""
+OURS_IN = 110
+"""Seconds to keep for our own engine's shortened cases."""
 Row = dict[str, Any]
 
 
@@ -167,18 +194,23 @@ def measure(part: str, options: argparse.Namespace, folder: Path, results: Resul
     results.add(part=part, made_in=time.perf_counter() - start, model_gib=before / GIB, asleep_gib=used_bytes() / GIB)
     if isinstance(model, PeftModel):
         drift(engine, model, make_prompts(cases[0], vocabulary)[:8], results)
+    time_cases(part, cases, engine, vocabulary, results, left)
+    engine.close()
+    del engine, model
+    torch.cuda.empty_cache()
+
+
+def time_cases(
+    part: str, cases: list[Case], engine: Any, vocabulary: int, results: Results, left: Callable[[], float]
+) -> None:
     for case in cases:
-        estimate = case.seconds * 1.2
-        if left() < estimate:
+        if left() < case.seconds * 1.2:
             print(f"{part}, {case.name}: left out, {left():.0f} s left", flush=True)
             continue
         try:
             time_case(part, case, engine, make_prompts(case, vocabulary), vocabulary, results)
         except Exception as error:
             results.add(part=part, case=case.name, failed=f"{type(error).__name__}: {error}"[:300])
-    engine.close()
-    del engine, model
-    torch.cuda.empty_cache()
 
 
 def drift(engine: RolloutEngine, model: PeftModel, prompts: list[tuple[int, ...]], results: Results) -> None:
@@ -199,29 +231,38 @@ def time_case(
     engine.stop = frozenset(range(0, vocabulary, case.mean)) if case.mean else frozenset()
     if case.warm:
         engine.generate(prompts, sampling.model_copy(update={"max_new_tokens": 24}), range(len(prompts)))
+    reading = 0.0
+    if case.steps_alone:
+        start = time.perf_counter()
+        engine.generate(prompts, sampling.model_copy(update={"max_new_tokens": 1}), range(len(prompts)))
+        reading = time.perf_counter() - start
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     with Memory() as memory:
         start = time.perf_counter()
         found = engine.generate(prompts, sampling, range(len(prompts)))
-        seconds = time.perf_counter() - start
-    lengths = [len(completion.ids) for completion in found]
+        seconds = time.perf_counter() - start - reading
+    lengths = [len(completion.ids) - case.steps_alone for completion in found]
     results.add(
-        part=part, case=case.name, tokens=sum(lengths), longest=max(lengths), seconds=seconds,
+        part=part, case=case.name, tokens=sum(lengths), longest=max(lengths), seconds=seconds, reading=reading,
         rate=round(sum(lengths) / seconds), peak_gib=memory.used / GIB, after_gib=used_bytes() / GIB,
     )  # fmt: skip
 
 
-def train(options: argparse.Namespace, folder: Path, results: Results, left: Callable[[], float]) -> None:
-    """Twenty steps of 32 rollouts; the drift of every fifth step is checked by the run itself."""
-    if left() < (MADE_IN if options.engine == "vllm" else 20) + 60:
+def train(
+    options: argparse.Namespace, folder: Path, results: Results, left: Callable[[], float],
+    made: tuple[PeftModel, RolloutEngine] | None = None,
+) -> None:  # fmt: skip
+    """Twenty steps; the run itself checks the drift of every fifth. `made`: the model and its engine, left open."""
+    if left() < (TRAINED_IN if made else (MADE_IN if options.engine == "vllm" else 20) + 60):
         print(f"training: left out, {left():.0f} s left", flush=True)
         return
-    steps, limit, problems = (2, 8, 4) if options.tiny else (20, 512, 32)
+    steps, limit, problems = (2, 8, 4) if options.tiny else (20, 256, 16) if made else (20, 512, 32)
     rollout = rollout_config(options.engine, 0.4, max_new_tokens=limit, drift={"every": 5, "tolerance": 1.0})
     with tempfile.TemporaryDirectory() as output:
         trainer = OPASDTrainer(
-            model=load(folder, adapted=True),
+            model=made[0] if made else load(folder, adapted=True),
+            engine=made[1] if made else None,
             args=TrainingArguments(
                 output_dir=output, max_steps=steps, per_device_train_batch_size=problems, learning_rate=1e-5,
                 report_to=[], save_strategy="no", bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
@@ -235,22 +276,122 @@ def train(options: argparse.Namespace, folder: Path, results: Results, left: Cal
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
-        trainer.close()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        asleep = used_bytes()
+        if made is None:
+            trainer.close()
         lines = (Path(output) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "grad_norm" in row]
     timed = {name: [row[name] for row in rows[2:]] for name in rows[-1] if name.startswith("seconds/")}
     results.add(
-        part="training", steps=len(rows), seconds=seconds, first_loss=rows[0]["loss"], last_loss=rows[-1]["loss"],
+        part="training", steps=len(rows), rollouts=problems, tokens=limit, seconds=seconds, asleep_gib=asleep / GIB,
+        first_loss=rows[0]["loss"], last_loss=rows[-1]["loss"],
         drift=max((row["rollout/drift"] for row in rows if "rollout/drift" in row), default=None),
         **{name: sum(values) / len(values) for name, values in timed.items() if values},
     )  # fmt: skip
+
+
+def shortened(options: argparse.Namespace, folder: Path, results: Results, left: Callable[[], float]) -> None:
+    """Run the parts of one engine, which is made once; cases leave the time that a training after them needs."""
+    cases = SHORTENED[options.engine] | {"whole": [WHOLE]}
+    if options.tiny:
+        cases = {
+            part: [Case(c.name, 2, 40, 8, 1, steps_alone=c.steps_alone) for c in some] for part, some in cases.items()
+        }
+    model, tokenizer = load(folder, adapted=True), AutoTokenizer.from_pretrained(folder)
+    assert isinstance(model, PeftModel)
+    vocabulary, longest = model.config.vocab_size, WHOLE.prompt + WHOLE.tokens
+    start, before = time.perf_counter(), used_bytes()
+    engine: Any = make_engine(rollout_config(options.engine, options.share), model, tokenizer, longest=longest + 8)
+    stop = engine.stop
+    results.add(part="made", made_in=time.perf_counter() - start, model_gib=before / GIB, asleep_gib=used_bytes() / GIB)
+
+    def run(part: str, kept: float) -> None:
+        if part == "training":
+            engine.stop = stop
+            train(options, folder, results, left, (model, engine))
+            model.eval()
+            gc.collect()  # the optimizer's memory is not the engine's
+        elif part == "base":
+            with as_base(engine, model):
+                time_cases("base", cases["base"], engine, vocabulary, results, lambda: left() - kept)
+        else:
+            if part == "adapter":
+                engine.stop = frozenset()
+                drift(engine, model, make_prompts(cases["adapter"][0], vocabulary)[:8], results)
+            time_cases("adapter", cases[part], engine, vocabulary, results, lambda: left() - kept)
+
+    for place, part in enumerate(options.parts):
+        try:
+            run(part, TRAINED_IN if "training" in options.parts[place + 1 :] and not options.tiny else 0)
+        except Exception as error:
+            results.add(part=part, failed=f"{type(error).__name__}: {error}"[:1000])
+    engine.close()
+
+
+@contextmanager
+def as_base(engine: Any, model: PeftModel) -> Iterator[None]:
+    """Sample without the adapter within a block."""
+    student = getattr(engine, "student", None)
+    if student is None:
+        with model.disable_adapter():
+            yield
+        return
+    engine.student = None
+    engine.use_adapter(None)
+    try:
+        yield
+    finally:
+        engine.student = student
+
+
+def both(options: argparse.Namespace, began: float) -> None:
+    """Run each engine in a process of its own and then the tests, within the budget; end with the table."""
+    output = options.both
+    output.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")])
+    )
+
+    def left() -> float:
+        return options.budget - (time.perf_counter() - began)
+
+    def run(name: str, command: list[str], seconds: float) -> None:
+        print(f"== {name}, at most {seconds:.0f} s", flush=True)
+        try:
+            code = subprocess.run([sys.executable, *command], env=environment, cwd=ROOT, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        print(
+            f"== {name}: {'ended at its limit' if code is None else f'exit code {code}'}; {left():.0f} s left",
+            flush=True,
+        )
+
+    parts = [part for part in options.parts if part != "tests"]
+    own = [str(Path(__file__).resolve()), "--shortened", "--parts", ",".join(parts), "--share", str(options.share)]
+    own += ["--models", str(options.models), *(["--tiny"] if options.tiny else [])]
+    engines = [options.engine] if options.engine else ["vllm", "transformers"]
+    for engine in engines if parts else []:
+        budget = max(left() - (0 if engine == engines[-1] else OURS_IN), 1)
+        arguments = ["--engine", engine, "--budget", f"{budget - 5:.0f}", "--json", str(output / f"{engine}.jsonl")]
+        run(engine, [*own, *arguments], budget)
+    if "tests" in options.parts:
+        tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/vllm/test_gpu.py"]
+        if left() < 30:
+            print(f"tests: left out, {left():.0f} s left", flush=True)
+        else:
+            run("tests", [*tests, f"--junitxml={output / 'tests.xml'}"], left())
+    table(sorted(output.glob("*.jsonl")))
 
 
 def table(paths: list[Path]) -> None:
     """Print the rates and the memory of all engines side by side."""
     rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     engines = sorted({row["engine"] for row in rows})
-    print("| | " + " | ".join(f"`{engine}`" for engine in engines) + " |\n|---" * (1 + len(engines)) + "|")
+    print("| | " + " | ".join(f"`{engine}`" for engine in engines) + " |")
+    print("|---" * (1 + len(engines)) + "|")
     for part, case in dict.fromkeys((row["part"], row["case"]) for row in rows if "rate" in row):
         found = {
             row["engine"]: row for row in rows if row["part"] == part and row.get("case") == case and "rate" in row
@@ -278,19 +419,29 @@ def versions() -> Row:
 def main() -> None:
     began = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
-    parser.add_argument("--parts", default="adapter,base,training")
+    parser.add_argument("--engine", choices=["transformers", "vllm"], help="transformers; with --both both")
+    parser.add_argument("--parts", help=f"{','.join(LONG_PARTS)}; with --both {','.join(SHORT_PARTS)}")
     parser.add_argument("--cases", default="", help="only cases with this in their name")
     parser.add_argument("--budget", type=float, default=540, help="seconds for everything")
     parser.add_argument("--share", type=float, default=0.8, help="of the memory, for vLLM")
     parser.add_argument("--json", type=Path, help="file to append results to")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()), help="folder for the model")
     parser.add_argument("--tiny", action="store_true", help="try the script itself, also without a GPU")
+    parser.add_argument("--shortened", action="store_true", help="the shortened parts of one engine")
+    parser.add_argument("--both", type=Path, metavar="OUTPUT", help="both engines, shortened, then the tests")
     parser.add_argument("--table", type=Path, nargs="+", help="files of results to print side by side")
     options = parser.parse_args()
     if options.table:
         table(options.table)
         return
+    known = SHORT_PARTS if options.both or options.shortened else LONG_PARTS
+    options.parts = options.parts.split(",") if options.parts else known
+    if unknown := [part for part in options.parts if part not in known]:
+        parser.error(f"--parts: {', '.join(unknown)} is none of {', '.join(known)}")
+    if options.both:
+        both(options, began)
+        return
+    options.engine = options.engine or "transformers"
     shape = "tiny" if options.tiny else "1.7b"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     results = Results(options.json, {"engine": options.engine, "shape": shape, "device": device} | versions())
@@ -300,9 +451,11 @@ def main() -> None:
     def left() -> float:
         return options.budget - (time.perf_counter() - began)
 
-    for part in options.parts.split(","):
+    for part in ["shortened"] if options.shortened else options.parts:
         try:
-            if part == "training":
+            if part == "shortened":
+                shortened(options, folder, results, left)
+            elif part == "training":
                 train(options, folder, results, left)
             else:
                 measure(part, options, folder, results, left)

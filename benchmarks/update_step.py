@@ -98,10 +98,10 @@ def make_rollouts(count: int, length: int, vocabulary: int, seed: int, *, spread
     return found
 
 
-def make_trainer(setup: Setup, folder: str, device: str) -> OPASDTrainer:
+def make_trainer(setup: Setup, folder: str, device: str, positions: int = 40_960) -> OPASDTrainer:
     torch.manual_seed(0)
     vocabulary = 1024 if setup.model == "tiny" else 151_936
-    config = Qwen3Config(vocab_size=vocabulary, max_position_embeddings=40_960, **SHAPES[setup.model])
+    config = Qwen3Config(vocab_size=vocabulary, max_position_embeddings=positions, **SHAPES[setup.model])
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):
         torch.set_default_dtype(dtype)
