@@ -1,6 +1,6 @@
-"""Write docs/reference.md: every public name with its signature and docstring, and every field of the configuration.
+"""Write the reference: docs/reference.md (public names, fields) and docs/reference/ (commands, recipes).
 
-    python -m scripts.reference            # writes the page; `--check` only says whether it is current
+    python -m scripts.reference            # writes the pages; `--check` only says whether they are current
 
 A public name, argument or field without a description is an error.
 """
@@ -8,15 +8,23 @@ A public name, argument or field without a description is an error.
 import argparse
 import ast
 import inspect
+import io
+import os
+import pkgutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from pydantic import BaseModel
 
 import opasd
+from opasd import cli
+from opasd.recipes import GROUPS as RECIPE_GROUPS
+from opasd.recipes import load_recipe, recipe_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 GROUPS = {
@@ -131,16 +139,72 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+def commands() -> str:
+    """Return the page of the commands: the help of each."""
+    lines = ["# Commands", "", "Made by `python -m scripts.reference` from the commands' own help; do not edit it.", ""]
+    lines += ["Flags that stand for a field, completion and commits of the hub: [the command line](../commands.md)."]
+    names = [name for group in cli.ORDER.values() for name in group]
+    names += sorted({module.name for module in pkgutil.iter_modules(cli.__path__) if module.name[0] != "_"} - {*names})
+    for name in names:
+        shown = io.StringIO()
+        with redirect_stdout(shown), patch.dict(os.environ, COLUMNS="100"):
+            cli.main([name, "--help"])
+        lines += ["", f"## `opasd {name}`", "", "```text", shown.getvalue().strip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def recipes() -> str:
+    """Return the page of the recipes, with the paper's numbers where there are some."""
+    lines = [
+        "# Recipes",
+        "",
+        "Made by `python -m scripts.reference`; do not edit it. Numbers are the paper's, in per cent.",
+    ]
+    lines += ["How to use, copy and vary recipes: [recipes and sweeps](../recipes.md)."]
+    found = {name: load_recipe(name) for name in recipe_names()}
+    for group, about in RECIPE_GROUPS.items():
+        lines += [
+            "",
+            f"## {group.capitalize()}",
+            "",
+            f"{about}.",
+            "",
+            "| recipe | what | the paper's Avg@12 |",
+            "|---|---|---|",
+        ]
+        for name, recipe in found.items():
+            if recipe.group == group:
+                lines.append(f"| `{name}` | {recipe.description} | {_published(recipe.expects)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _published(expects: Any) -> str:
+    """Return the published scores of a recipe, as `aime24 43.05, …`."""
+    scores = (expects or {}).get("avg@12") or {}
+    return ", ".join(f"{name} {_score(score)}" for name, score in scores.items())
+
+
+def _score(score: Any) -> str:
+    return " / ".join(f"{part}" for part in score.values()) if isinstance(score, dict) else f"{score}"
+
+
+def pages() -> dict[Path, str]:
+    """Return every page that this script writes."""
+    folder = PAGE.parent / "reference"
+    return {PAGE: page(), folder / "commands.md": commands(), folder / "recipes.md": recipes()}
+
+
 def main() -> None:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description="Write docs/reference.md.")
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
-    text = page()
-    if parser.parse_args().check:
-        if PAGE.read_text(encoding="utf-8") != text:
-            sys.exit("docs/reference.md is not current; run python -m scripts.reference")
-    else:
-        PAGE.write_text(text, encoding="utf-8")
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description="Write the reference.")
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are current")
+    check = parser.parse_args().check
+    for path, text in pages().items():
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path.name} is not current; run python -m scripts.reference")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""The code blocks of the pages: found, and run one after another in a folder of the page's own.
+
+A page tells one story: its blocks share a folder and, in Python, their names. What a block is called says what happens:
+
+- `bash`: each line runs; `opasd` in this process, with fewer steps and problems and with the embedded model in place of
+  one that would be downloaded (`SMALLER`);
+- `python`: runs, with the same exchange of models;
+- `yaml`, `json`, `csv` and others after a line `<!-- file: NAME -->` are written to that file;
+- `text`: what something prints, or pseudocode; nothing happens.
+
+`<!-- not run: REASON -->` in front of a block says why it cannot run here; its `opasd` lines must still be understood.
+`<!-- slow -->` leaves it to `make test-docs`.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.commands import opasd
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in (
+        "README.md",
+        "docs/index.md",
+        "docs/start.md",
+        "docs/method-example.md",
+        "docs/tutorials/*.md",
+        "docs/howto/*.md",
+        "docs/coming-from/*.md",
+    )
+    for path in ROOT.glob(pattern)
+)
+BLOCK = re.compile(
+    r"(?P<marks>(?:<!--[^>]*-->\s*\n)*)^(?P<indent> *)```(?P<kind>[\w-]*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+REASONS = ("needs weights", "needs a GPU", "needs the network", "needs servers", "needs a cluster", "needs a package")
+BATCH = ["--train.per-device-train-batch-size", "2", "--train.gradient-accumulation-steps", "1"]
+SMALLER = {
+    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "24", "--validation.every", "0"],
+    "probe": ["--model", "lab", "--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
+    "prompt": ["--model", "lab"],
+    "evaluate": ["--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
+    "attend": ["--max-new-tokens", "16"],
+}
+"""What is added to a command, so that it takes seconds."""
+PAPER = ("aime24", "aime25", "aime26", "hmmt25")
+HUB_MODEL = re.compile(r"\bQwen/Qwen[\w.-]+")
+PLAIN = ("cat", "ls", "head", "tail", "wc", "mkdir", "cp", "echo", "cd", "test", "grep")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One code block of a page."""
+
+    page: str
+    line: int
+    kind: str
+    text: str
+    marks: tuple[str, ...]
+
+    @property
+    def reason(self) -> str | None:
+        """Why it does not run."""
+        return next((mark.removeprefix("not run:").strip() for mark in self.marks if mark.startswith("not run:")), None)
+
+    @property
+    def file(self) -> str | None:
+        """The file that it is written to."""
+        return next((mark.removeprefix("file:").strip() for mark in self.marks if mark.startswith("file:")), None)
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the blocks of a page in order."""
+    text = (ROOT / page).read_text("utf-8")
+    found = []
+    for match in BLOCK.finditer(text):
+        marks = tuple(part.strip() for part in re.findall(r"<!--(.*?)-->", match["marks"]))
+        code = re.sub(rf"^{match['indent']}", "", match["text"], flags=re.MULTILINE)
+        found.append(Block(page, text.count("\n", 0, match.start("kind")) + 1, match["kind"], code, marks))
+    return found
+
+
+def lines(code: str) -> list[str]:
+    """Return the commands of a shell block: continued lines as one, no comments."""
+    whole = re.sub(r"\\\n\s*", "", code).splitlines()
+    return [
+        line for line in (re.sub(r"\s+# .*$", "", one).strip() for one in whole) if line and not line.startswith("#")
+    ]
+
+
+class Story:
+    """The folder and the names of one page while its blocks run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[str, Any] = {"__name__": "page"}
+
+    def run(self, block: Block) -> None:
+        """Do what a block says; an AssertionError names its page and line."""
+        if block.file:
+            (self.folder / block.file).write_text(block.text, "utf-8")
+        elif block.reason:
+            self.check_only(block)
+        elif block.kind == "bash":
+            for line in lines(block.text):
+                self.shell(line, block)
+        elif block.kind == "python":
+            small = re.sub(r"max_steps=\d+", "max_steps=1, gradient_accumulation_steps=2, use_cpu=True", block.text)
+            small = small.replace("OPASDConfig(objective", 'OPASDConfig(rollout={"max_new_tokens": 24}, objective')
+            exec(compile(HUB_MODEL.sub("lab", small), str(block), "exec"), self.names)
+
+    def shell(self, line: str, block: Block) -> None:
+        """Run one command; it must end with 0, or with what `<!-- exits: N -->` says."""
+        first, *rest = shlex.split(line)
+        wanted = next((int(mark.removeprefix("exits:")) for mark in block.marks if mark.startswith("exits:")), 0)
+        if first == "opasd" and not re.search(r"[|<>;&$]", re.sub(r"'[^']*'", "", line)):
+            words = [HUB_MODEL.sub("lab", found) for word in rest for found in self.expanded(word)]
+            if words[:1] == ["train"] and words[1].startswith(
+                "opasd-"
+            ):  # the paper's recipes validate on the hub's sets
+                words += [part for name in PAPER for part in (f"--validation-data.{name}", "null")]
+            resumes = "--resume" in words or "--list" in words or "--power" in words
+            done = opasd(self.folder, *words, *([] if resumes else SMALLER.get(words[0], [])))
+        else:
+            assert first in (*PLAIN, "opasd"), f"{block}: {first} is not run by the tests; say why: <!-- not run: … -->"
+            script = f'opasd() {{ "{sys.executable}" -m opasd.cli "$@"; }}; {line}'
+            done = subprocess.run(["bash", "-ec", script], cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == wanted, f"{block}: {line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+    def expanded(self, word: str) -> list[str]:
+        """Return what a shell makes of a word with a star at its end."""
+        found = (
+            sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(word)) if word.endswith("*") else []
+        )
+        return found or [word]
+
+    def check_only(self, block: Block) -> None:
+        """Have the flags of `opasd train` read where a block cannot run."""
+        for line in lines(block.text) if block.kind == "bash" else []:
+            words = shlex.split(line)
+            if words[:2] == ["opasd", "train"] and "--resume" not in words:
+                if "--num-processes" in words:
+                    at = words.index("--num-processes")
+                    del words[at : at + 2]
+                done = opasd(self.folder, "validate", *words[2:])
+                told = done.stdout + done.stderr
+                assert "Traceback" not in told, f"{block}: {line}\n{told[-2000:]}"
+                assert not re.search(r"has no flag|unknown field|no recipe", told), f"{block}: {line}\n{told[-1500:]}"
