@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,8 @@ import yaml
 
 from opasd.run.records import Records
 from tests.commands import opasd
-from tests.processes import PATIENCE, environment, run, wait_until
+from tests.nursery import Python
+from tests.processes import run, wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 
@@ -77,16 +77,14 @@ def test_train_resume_and_merge(workspace):
 
 def test_sigterm_ends_with_75_and_the_run_resumes(workspace):
     words = ["train", "tiny.yaml", "--name", "stopped", "--train.max-steps", "300", "--train.save-steps", "1000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "opasd.cli", *words], cwd=workspace, env=environment(), stderr=subprocess.PIPE, text=True
-    )
     metrics = workspace / "runs" / "stopped" / "metrics.jsonl"
-    wait_until(lambda: list(Records(metrics)), process)
-    busy = opasd(workspace, "train", "--resume", "runs/stopped")
-    assert busy.returncode == 2
-    assert "in use" in busy.stderr
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE)
+    with Python("-m", "opasd.cli", *words, cwd=workspace) as process:
+        wait_until(lambda: list(Records(metrics)), process)
+        busy = opasd(workspace, "train", "--resume", "runs/stopped")
+        assert busy.returncode == 2
+        assert "in use" in busy.stderr
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
     assert process.returncode == 75
     done = [row["step"] for row in Records(metrics)][-1]
     assert (workspace / "runs" / "stopped" / f"checkpoint-{done}").is_dir()

@@ -5,6 +5,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,8 @@ def test_completion_knows_commands_recipes_flags_and_values() -> None:
     assert set(recipe_names()) <= set(candidates(["train"], COMMANDS))
     assert "lab-lambda" in candidates(["sweep"], COMMANDS)
     assert {"--steps", "--resume", "--train.learning-rate"} <= set(candidates(["train", "lab"], COMMANDS))
-    assert candidates(["train", "lab", "--objective.token.clip"], COMMANDS) == ["none", "pointwise", "per_token"]
+    clips = candidates(["train", "lab", "--objective.token.clip"], COMMANDS)
+    assert clips == ["none", "pointwise", "pointwise_masked", "per_token"]
     assert "vllm" in candidates(["train", "lab", "--engine"], COMMANDS)
     assert candidates(["train", "lab", "--resume"], COMMANDS) == []
     assert candidates(["recipes"], COMMANDS)[-3:] == ["list", "show", "copy"]
@@ -185,3 +187,11 @@ def test_help_of_a_command_and_the_version(opasd: CommandLine) -> None:
     assert opasd("help", "train")[1] == opasd("train", "--help")[1]
     code, text, _ = opasd("--version")
     assert (code, text.split()[0]) == (0, "opasd")
+
+
+def test_a_package_that_is_used_without_being_installed_has_no_version(opasd: CommandLine, monkeypatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("opasd.run.environment.metadata.version", missing)
+    assert opasd("--version")[:2] == (0, "opasd not installed\n")

@@ -1,8 +1,6 @@
 """`opasd lab`: its rows are read by every command, and pretraining is a script of the repository."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ from opasd.cli.lab import run
 from opasd.data.made.counts import make_problems
 from opasd.data.problems import Problem, load_problems
 from opasd.errors import ConfigError
+from tests import nursery
+from tests.processes import ROOT
 
 
 def test_problems_load_with_the_default_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +48,6 @@ def test_pretraining_names_the_script_that_does_it(args: list[str], capsys: pyte
 
 @pytest.mark.parametrize("script", ["pretrain", "measure"])
 def test_the_scripts_run_from_a_checkout(script: str) -> None:
-    command = [sys.executable, "-m", f"scripts.lab.{script}", "--help"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    done = nursery.run("-m", f"scripts.lab.{script}", "--help", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout

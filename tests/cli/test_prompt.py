@@ -53,6 +53,18 @@ def test_own_wording_and_own_data_are_shown(tmp_path):
     assert "<⟨200b⟩|im_end|>" in result.stdout
 
 
+def test_the_context_of_the_attention_loss_follows(tmp_path):
+    own = ["--prompts.attention-reference", "LOOK {answer} there.\n", "--width", "130"]
+    result = opasd(tmp_path, "prompt", "lab", "--problem", "3", *own)
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.split("problem 3 of")[1:]
+    assert "the token loss (prompts.reference)" in first
+    assert "the attention loss (prompts.attention_reference)" in second
+    assert "LOOK 10 there." in second
+    assert "LOOK" not in first
+    assert "Answer: \\boxed{10}" not in second
+
+
 def test_a_run_is_shown_with_its_own_settings(tmp_path):
     (tmp_path / "run").mkdir()
     recipe = opasd(tmp_path, "validate", "lab", "--prompts.instruction", "Be brief.")

@@ -169,12 +169,12 @@ def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> 
     assert "never overwritten" in opasd.refuses(*args)
     resume = ["train", "--resume", "runs/x"]
     assert "continue with: opasd train --resume runs/x --num-processes 2\n" in errors
-    for others in ([], ["--num-processes", "3"]):
-        refused = opasd.refuses(*resume, *others)
-        assert f"begun with --num-processes 2, this is {len(others) + 1}: a step would have other problems" in refused
     code, _, errors = opasd.apart(*resume, "--num-processes", "2")
     assert code == 0, errors
     assert (opasd.folder / "runs" / "x" / "called-1").read_text() == "3 True true"
+    code, _, errors = opasd(*resume)  # any number of processes may go on
+    assert code == 0, errors
+    assert (opasd.folder / "runs" / "x" / "called-0").read_text().startswith("3 True")
 
 
 def test_many_processes_of_the_users_own_launch_agree_on_a_name(opasd: CommandLine) -> None:

@@ -1,13 +1,12 @@
 """Extensions from outside the package, in processes of their own: what they register stays in a process."""
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import nursery, processes
 from tests.training import TOKENIZER, make_model
 
 HERE = Path(__file__).parent
@@ -20,21 +19,20 @@ def folder(tmp_path):
     TOKENIZER.save_pretrained(tmp_path / "own_model")
     lines = [f"was ist {a} + {b}?;{a} + {b} = {a + b};{a + b}" for a in range(4) for b in range(4)]
     (tmp_path / "sums.csv").write_text("\n".join(["frage;weg;antwort", *lines]).replace(";", ",") + "\n")
-    shutil.copy(HERE.parents[1] / "examples/own_plugin.py", tmp_path)
+    shutil.copy(processes.ROOT / "examples/own_plugin.py", tmp_path)
     return tmp_path
 
 
-def run(folder: Path, script: str) -> str:
-    paths = os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE.parents[1])])
-    environment = os.environ | {"PYTHONPATH": paths, "OPASD_REPOSITORY": str(HERE.parents[1])}
-    command = [sys.executable, shutil.copy(HERE / script, folder)]
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def run(folder: Path, script: str, *, forked: bool = True) -> str:
+    command = [shutil.copy(HERE / script, folder)]
+    options = {"cwd": folder, "env": processes.environment(OPASD_REPOSITORY=str(processes.ROOT))}
+    result = nursery.run(*command, **options) if forked else processes.run([sys.executable, *command], **options)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
 
 
 def test_the_whole_way_of_an_engineer_by_the_command(folder):
-    assert "whole way done" in run(folder, "whole_way_by_command.py")
+    assert "whole way done" in run(folder, "whole_way_by_command.py", forked=False)
 
 
 def test_the_whole_way_of_an_engineer_in_python(folder):

@@ -155,8 +155,8 @@ def test_small_recipes_have_the_same_batch(name: str) -> None:
     assert arithmetic(RECIPES[name].config(), 1)["problems_per_step"] == 64
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("arithmetic")])
-def test_arithmetic_is_trained_validated_and_evaluated_on_different_problems(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in SMALL if name.startswith(("arithmetic", "ledger"))])
+def test_problems_made_by_code_are_trained_validated_and_evaluated_on_different_problems(name: str) -> None:
     config, evaluation = RECIPES[name].config(), to_evaluate(RECIPES[name].evaluate or {}, name)
     (held,) = config.validation_data.values()
     (tested,) = find_benchmarks(list(evaluation.benchmarks))
