@@ -6,6 +6,7 @@ import pytest
 
 from opasd.grading.pool import Grader, Job
 from opasd.grading.verdict import is_correct, quick_verdict
+from tests.grading.near_misses import FIXED, HELD
 from tests.grading.pairs import BOXED, KINDS, RESPONSES, TOLERANT, box
 
 CUT = {"no_answer": "truncated"}
@@ -68,6 +69,17 @@ def test_kinds_of_answers(graders, kind):
 
 def test_numbers_within_a_tolerance(graders):
     jobs = [(Job(box(answer), gold, tolerance=tolerance), v) for tolerance, gold, answer, v in TOLERANT]
+    assert graders.differing(jobs) == []
+
+
+@pytest.mark.parametrize("pairs", [FIXED, HELD], ids=["once wrong", "never wrong"])
+def test_near_misses_in_both_directions(graders, pairs):
+    """Gold and answer may change places without changing the verdict."""
+    jobs = [
+        (Job(box(answer), gold), "correct" if same else "wrong")
+        for first, second, same in pairs
+        for gold, answer in ((first, second), (second, first))
+    ]
     assert graders.differing(jobs) == []
 
 

@@ -10,7 +10,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from opasd.grading.equality import equal
 from opasd.grading.names import chain
-from opasd.grading.relations import parts, same_relation, solution_set
+from opasd.grading.relations import is_false, parts, same_relation, solution_set
 from opasd.grading.symbols import plain_symbols
 from opasd.grading.tidying import bare
 
@@ -19,12 +19,15 @@ FLOAT_DIGITS = 12
 _RELATIVE = "1e-12"
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DIVISOR = re.compile(r"\\(?:gcd|lcm)(?![a-z])|\\(?:text|operatorname)\s*\{\s*(?:gcd|lcm)\s*\}")
+_DECIMAL_LOG = re.compile(r"\\lg(?![a-zA-Z])")
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\{])[a-zA-Z](?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 
 
 def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
+    if "\\ldots" in gold + answer:
+        return False  # the parser leaves them out
     if any(_DIVISOR.search(text) and _VARIABLE.search(text) for text in (gold, answer)):
         return False  # the parser takes the common divisor of two variables for 1
     first, second = map(_parse, plain_symbols((gold, answer)))
@@ -32,6 +35,8 @@ def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
         return False
     if parts(first) and parts(second):
         return same_relation(first, second)
+    if is_false(first) or is_false(second):
+        return False
     (left, *links), (other_left, *other_links) = chain(gold), chain(answer)
     if links and other_links:  # the parser left a side out, P(X=1) in P(X=1) = 0.3
         return bare(left) == bare(other_left) and equal_by_algebra(links[-1], other_links[-1], tolerance)
@@ -41,7 +46,7 @@ def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
         return _close(first, second) is not False
     if tolerance and _close(first, second, tolerance):
         return True
-    return _same_complex(first, second) or _same_when_done(first, second)
+    return _same_complex(first, second) or _same_when_done(first, second) or _same_logarithms(first, second)
 
 
 def _parse(text: str) -> Any:
@@ -49,12 +54,14 @@ def _parse(text: str) -> Any:
     normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     text = text.replace("$", "").replace("\\varnothing", "\\emptyset")
+    text = _DECIMAL_LOG.sub(r"\\log_{10}", text)
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     parsed = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     if not parsed or (isinstance(parsed[0], sympy.Basic) and parsed[0].has(sympy.zoo, sympy.nan)):
         return None
-    return _as_set(_with_real_roots(parsed[0]) if "\\sqrt[" in text else parsed[0], text)
+    found = _with_double_factorials(parsed[0]) if "!!" in text else parsed[0]
+    return _as_set(_with_real_roots(found) if "\\sqrt[" in text else found, text)
 
 
 def _is_multiple(relation: Any) -> bool:
@@ -78,13 +85,25 @@ def _with_real_roots(parsed: Any) -> Any:
     )
 
 
+def _with_double_factorials(parsed: Any) -> Any:
+    """Take 5!! as 5 · 3 · 1; the parser takes it for the factorial of 120."""
+    if not isinstance(parsed, sympy.Basic):
+        return parsed
+    return parsed.replace(
+        lambda term: isinstance(term, sympy.factorial) and isinstance(term.args[0], sympy.factorial),
+        lambda term: sympy.factorial2(term.args[0].args[0]),
+    )
+
+
 def _as_set(parsed: Any, text: str) -> Any:
     """Turn several inequalities into the set that satisfies all of them, or with `or` any of them."""
     if not isinstance(parsed, sympy.FiniteSet) or not all(map(parts, parsed.args)):
         return parsed
+    if len({symbol for relation in parsed.args for symbol in relation.free_symbols}) > 1:
+        return None
     try:
         sets = [relation.as_set() for relation in parsed.args]  # pyright: ignore[reportAttributeAccessIssue]
-    except NotImplementedError:  # more than one variable
+    except NotImplementedError:
         return None
     return sympy.Union(*sets) if re.search(r"\bor\b|或", text) else sympy.Intersection(*sets)
 
@@ -119,10 +138,25 @@ def _same_complex(first: Any, second: Any) -> bool:
 
 
 def _same_when_done(first: Any, second: Any) -> bool:
-    """Return whether the sides are equal when their sums and products are carried out."""
-    if not all(isinstance(side, sympy.Expr) and side.has(sympy.Sum, sympy.Product) for side in (first, second)):
+    """Return whether the sides are equal when their sums and products are carried out.
+
+    Also where one is a single variable, which math-verify compares as a text: 2k/2 is k.
+    """
+    variable = any(isinstance(side, sympy.Symbol) for side in (first, second))
+    if not _are_expressions_with(first, second, *((sympy.Expr,) if variable else (sympy.Sum, sympy.Product))):
         return False
     return bool(sympy.simplify((first - second).doit()) == 0)
+
+
+def _same_logarithms(first: Any, second: Any) -> bool:
+    """Return whether the sides are equal wherever all their logarithms are defined: ln(ab) = ln a + ln b."""
+    if not _are_expressions_with(first, second, sympy.log):
+        return False
+    return bool(sympy.simplify(sympy.expand_log((first - second).doit(), force=True)) == 0)
+
+
+def _are_expressions_with(first: Any, second: Any, *kinds: type) -> bool:
+    return all(isinstance(side, sympy.Expr) for side in (first, second)) and (first.has(*kinds) or second.has(*kinds))
 
 
 def compare(gold: str, answer: str, tolerance: float = 0.0) -> bool | None:

@@ -15,8 +15,8 @@ from fractions import Fraction
 from string import ascii_letters
 from typing import NamedTuple
 
-from opasd.grading.names import about_parts, chain, name_of, same_variables, without_shared_name
-from opasd.grading.quantities import UNITS, number, quantity, residue
+from opasd.grading.names import about_parts, chain, name_of, plain_name, same_variables, without_shared_name
+from opasd.grading.quantities import UNITS, Residue, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
 from opasd.grading.words import (
@@ -49,13 +49,13 @@ MOST_ITEMS = 100
 """A longer answer, or one of more items, is compared as text alone."""
 
 # Names of values: `x \in (1, 2)`, `(x, y) = (1, 2)`, `x | x > 2`; see also `names`.
-_MEMBER = re.compile(r"[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*(.+)", re.DOTALL)
+_MEMBER = re.compile(r"([a-zA-Z])\s*(?:\\in(?![a-zA-Z])|∈)\s*(.+)", re.DOTALL)
 _NAMED_WHOLE = re.compile(
-    r"(?:\([^()=]*\)|\\vec\s*\{?\w\}?|[a-zA-Z]\w?)\s*=\s*(?=[(\[]|\\\{|\\langle|\\begin)(.+)", re.DOTALL
+    r"(\([^()=]*\)|\\vec\s*\{?\w\}?|[a-zA-Z]\w?)\s*=\s*(?=[(\[]|\\\{|\\langle|\\begin)(.+)", re.DOTALL
 )
 _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\mid|\\vert)\s*(.+)", re.DOTALL)
 # Lists, vectors and intervals.
-_RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|mathbb|setminus)(?![a-zA-Z])")
+_RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|cap|mathbb|setminus)(?![a-zA-Z])")
 _INFINITY = re.compile(r"\\infty|infinity")
 _COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
@@ -76,6 +76,7 @@ RADIAN = UNITS["radian"]
 _PI = re.compile(r"\\pi(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTERS = set(ascii_letters)
+_NAME_INDEX = re.compile(r"[_\d'].*")
 
 
 class Items(NamedTuple):
@@ -86,6 +87,8 @@ class Items(NamedTuple):
     values: tuple[str, ...]
     is_interval: bool
     """It cannot be a point: a variable is in it, it is half open, or it has an infinite end."""
+    name: str = ""
+    """What it is the value of: A, or (x,y)."""
 
 
 def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> bool | None:
@@ -114,25 +117,25 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
 
 def _items(text: str) -> Items:
     """Return the answer's items; in lists and sets ± becomes two of them."""
-    is_member = _MEMBER.fullmatch(text) is not None
+    is_member, name = _MEMBER.fullmatch(text) is not None, ""
     for pattern in (_MEMBER, _NAMED_WHOLE):
-        if named := pattern.fullmatch(text):
-            text = named[1]
+        if (named := pattern.fullmatch(text)) and "=" not in named[2]:
+            name, text = plain_name(named[1]), named[2]
     brackets, values = "", split(text)
     if len(values) == 1 and (enclosed := inside(text)) is not None:
         brackets, inner = enclosed
         if brackets == "{}" and (condition := _SUCH_THAT.fullmatch(inner)):
-            return _items(condition[1])
+            return _items(condition[1])._replace(name="")
         values = split(inner, thousands=brackets == "{}")
         if brackets == "" or (brackets == "()" and len(values) == 1):
-            return _items(inner)
+            return _items(inner)._replace(name=name)
     if brackets == "()" and len(values) > 1 and len(_PLUS_MINUS.findall(text)) == 1:
-        return Items(text, "", tuple(_both_signs(text)), is_interval=False)  # two points
+        return Items(text, "", tuple(_both_signs(text)), is_interval=False, name=name)  # two points
     if brackets in ("", "{}"):
         values = [signed for value in values for signed in _both_signs(value)]
     endless = len(values) == 2 and any(map(_INFINITY.search, values))
     is_interval = brackets not in ("", "{}") and (is_member or endless or brackets in ("(]", "[)"))
-    return Items(text, brackets, tuple(values), is_interval)
+    return Items(text, brackets, tuple(values), is_interval, name)
 
 
 def _both_signs(value: str) -> list[str]:
@@ -142,15 +145,39 @@ def _both_signs(value: str) -> list[str]:
     return [value.translate(_PLUS_FIRST).removeprefix("+").strip(), value.translate(_MINUS_FIRST).strip()]
 
 
-def _same(gold: Items, answer: Items, rules: Rules) -> bool | None:
+def _same(gold: Items, answer: Items, rules: Rules, *, is_item: bool = False) -> bool | None:
+    if gold.name and answer.name and gold.name != answer.name:
+        if (reordered := _reordered(answer, gold.name)) is None:
+            return False
+        answer = reordered
     gold, answer = _as_tuple(gold, answer), _as_tuple(answer, gold)
+    if not is_item:
+        gold, answer = _only_element(gold, answer), _only_element(answer, gold)
     if len(gold.values) == len(answer.values) == 1 and {gold.brackets, answer.brackets} <= {"", "{}"}:
+        if gold.brackets != answer.brackets and (is_item or "\\emptyset" in (*gold.values, *answer.values)):
+            return False
         return _same_value(gold.values[0], answer.values[0], rules)
     verdict = _same_items(gold, answer, rules)
     texts = gold.text, answer.text
     if verdict is False and any(map(_RELATION.search, texts)) and not any(map(is_prose, texts)):
         return rules.decide(gold.text, answer.text)  # an interval and an inequality, two inequalities and a union
     return verdict
+
+
+def _reordered(items: Items, name: str) -> Items | None:
+    """Return (y, x) = (2, 1) in the order of the name (x, y); None if the name is that of something else."""
+    if name.startswith("(") != items.name.startswith("("):
+        return items  # a point and its coordinates
+    wanted, letters = (text.strip("()").split(",") for text in (name, items.name))
+    if sorted(wanted) != sorted(letters) or len({*wanted}) != len(items.values) or items.brackets != "()":
+        return None
+    return items._replace(values=tuple(items.values[letters.index(letter)] for letter in wanted))
+
+
+def _only_element(items: Items, other: Items) -> Items:
+    """Return the point in a set of one point, if the other side is no set."""
+    is_set_of_one = items.brackets == "{}" and len(items.values) == 1
+    return _items(items.values[0]) if is_set_of_one and other.brackets == "()" else items
 
 
 def _as_tuple(items: Items, other: Items) -> Items:
@@ -164,6 +191,8 @@ def _as_tuple(items: Items, other: Items) -> Items:
 
 def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     in_order = _in_order(gold.brackets, answer.brackets, len(gold.values))
+    if in_order is False and _names_give_order(gold.values, answer.values):
+        in_order = True
     sets = gold.brackets == answer.brackets == "{}"  # a set has an element once, however often it is written
     if "" in (gold.brackets, answer.brackets) and (gold.is_interval or answer.is_interval):
         return False
@@ -171,8 +200,8 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
         return False
     golds, answers = ([_items(value) for value in values] for values in _without_names(gold.values, answer.values))
     if in_order:
-        return _all(_same(a, b, rules) for a, b in zip(golds, answers, strict=True))
-    matches = [[_same(a, b, rules) for b in answers] for a in golds]
+        return _all(_same(a, b, rules, is_item=True) for a, b in zip(golds, answers, strict=True))
+    matches = [[_same(a, b, rules, is_item=True) for b in answers] for a in golds]
     if sets:
         rows = (*matches, *zip(*matches, strict=True))
         return _all(True in row or (None if None in row else False) for row in rows)
@@ -208,6 +237,15 @@ def _in_order(gold: str, answer: str, count: int) -> bool | None:
     return True if count > 2 and {gold, answer} == {"()", "[]"} else None
 
 
+def _names_give_order(gold: Sequence[str], answer: Sequence[str]) -> bool:
+    """Return whether one side alone names its values, and with other letters: x = 1, y = 2 is 1, 2 but not 2, 1."""
+    sides = [[name_of(value) for value in values] for values in (gold, answer)]
+    if all(map(any, sides)):
+        return False
+    letters = [{_NAME_INDEX.sub("", name) for name in names if name} for names in sides]
+    return any(all(names) and len(own) == len(names) > 1 for names, own in zip(sides, letters, strict=True))
+
+
 def _without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[str]]:
     """Remove `x =` in front of the values, if all of one side have it and none of the other."""
     sides = [[(value, name_of(value)) for value in values] for values in (gold, answer)]
@@ -228,9 +266,12 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
         if words != answer_words:
             return False
         return _all(_same(_items(a), _items(b), rules) for a, b in zip(golds, answers, strict=True))
-    (gold, modulus), (answer, answer_modulus) = residue(gold), residue(answer)
-    if modulus or answer_modulus:
-        return _same_residue(gold, answer, modulus, answer_modulus, rules)
+    ratios = _ratio(gold), _ratio(answer)
+    if any(ratios):
+        return _same_ratio(*ratios, rules)
+    residues = residue(gold), residue(answer)
+    if any(side.modulus for side in residues):
+        return _same_residue(*residues, rules)
     bases = _in_base(gold), _in_base(answer)
     if any(bases):
         return bases[0] == bases[1]
@@ -255,9 +296,12 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
         gold_unit = answer_unit
     gold_number, answer_number = number(bare(gold)), number(bare(answer))
     if gold_unit and answer_unit and gold_unit != answer_unit:
-        if gold_unit.dimension != answer_unit.dimension or gold_number is None or answer_number is None:
+        if gold_unit.dimension != answer_unit.dimension:
             return False
-        return rules.same_number(gold_number * gold_unit.factor, answer_number * answer_unit.factor)
+        factor = gold_unit.factor / answer_unit.factor
+        if gold_number is not None and answer_number is not None:
+            return rules.same_number(gold_number * factor, answer_number)
+        gold, gold_number = rf"\frac{{{factor.numerator}}}{{{factor.denominator}}}\cdot({gold})", None
     if gold_number is not None and answer_number is not None:
         return rules.same_number(gold_number, answer_number)
     if bare(gold) == bare(answer):
@@ -268,16 +312,35 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     return rules.decide(gold, answer)
 
 
-def _same_residue(gold: str, answer: str, modulus: str, answer_modulus: str, rules: Rules) -> bool | None:
+def _ratio(text: str) -> list[str]:
+    """Return the terms of a ratio of three or more, 3:4:5; nothing if it is none."""
+    terms = [term.strip() for term in text.split(":")] if text.count(":") > 1 else []
+    return terms if all(terms) and all(map(is_balanced, terms)) else []
+
+
+def _same_ratio(gold: list[str], answer: list[str], rules: Rules) -> bool | None:
+    """1:2:3 is 2:4:6, not 1:3:2; with a leading zero, as in the time 1:02:03, each term must be the same."""
+    if len(gold) != len(answer):
+        return False
+    values = [[number(bare(term)) for term in side] for side in (gold, answer)]
+    known = [[value for value in side if value] for side in values]
+    if len(known[0]) == len(known[1]) == len(gold) and not any(term.startswith("0") for term in (*gold, *answer)):
+        return all(a * known[1][0] == b * known[0][0] for a, b in zip(*known, strict=True))
+    return _all(_same_value(a, b, rules) for a, b in zip(gold, answer, strict=True))
+
+
+def _same_residue(gold: Residue, answer: Residue, rules: Rules) -> bool | None:
     """Two residues are equal in the same modulus; one that leaves the modulus out must be the same number."""
-    if modulus and answer_modulus:
-        values = [number(bare(text)) for text in (gold, answer, modulus)]
-        if bare(modulus) != bare(answer_modulus):
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
+    if gold.modulus and answer.modulus:
+        if bare(gold.modulus) != bare(answer.modulus):
             return False
+        values = [number(bare(text)) for text in (gold.value, answer.value, gold.modulus)]
         if all(value is not None and value.denominator == 1 for value in values):
             first, second, size = (int(value) for value in values if value is not None)
             return size > 0 and (first - second) % size == 0
-    return _same_value(gold, answer, rules)
+    return _same_value(gold.value, answer.value, rules)
 
 
 def _in_base(text: str) -> tuple[int | str, str] | None:

@@ -14,13 +14,20 @@ _COMMAND = r"\\(?!frac|sqrt|text|sum|prod|int|log|ln|sin|cos|tan)[a-zA-Z]+(?:\s*
 _LETTERS = rf"(?:[a-zA-Z]\w?|{_COMMAND}|[A-Z]{{2,5}}|\\angle\s*[A-Z]{{1,3}})"
 _SYMBOL = rf"{_LETTERS}\s*'*(?:{_INDEX})?'*"
 _NAME = re.compile(
-    rf"{_SYMBOL}(?:\s*\(\s*[a-zA-Z](?:_\w)?(?:\s*,\s*[a-zA-Z])*\s*\))?"
+    rf"{_SYMBOL}(?:\s*\(\s*(?:[a-zA-Z](?:_\w)?|-?\d+)(?:\s*,\s*(?:[a-zA-Z]|-?\d+))*\s*\))?"
     rf"|\\frac\s*\{{\s*d\s*{_SYMBOL}\s*\}}\s*\{{\s*d\s*{_SYMBOL}\s*\}}"
     r"|[PE]\s*[(\[][A-Z](?:\s*\|\s*[A-Z])?[)\]]|\|\s*[A-Z]{1,3}\s*\|"
 )
 _FUNCTION = re.compile(rf"({_SYMBOL})\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL)
+_VARIABLE = re.compile(_SYMBOL)
+_VECTOR = re.compile(r"\\(?:vec|overrightarrow|mathbf)(?![a-zA-Z])")
 _ABOUT = re.compile(r"\\approx(?![a-zA-Z])")
 _EQUAL_SIGN = re.compile(r"(?<![<>!\\:=])=(?!=)")
+_BINDERS = (
+    re.compile(r"[,;(}]\s*([a-zA-Z])\s*(?:\\in(?![a-zA-Z])|∈)\s*\\mathbb"),
+    re.compile(r"\\\{\s*([a-zA-Z])\s*(?:\||:|\\mid(?![a-zA-Z]))"),
+    re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*([a-zA-Z])\s*="),
+)
 _TOKEN = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _OTHER_RELATION = re.compile(r"[<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv|in)(?![a-zA-Z])")
 
@@ -46,17 +53,28 @@ def chain(text: str) -> list[str]:
 
 def name_of(text: str) -> str | None:
     """Return the name in front of `name = value`, in a form for comparison; None without one."""
+    names = _names(text)
+    return names[0] if names else None
+
+
+def _names(text: str) -> list[str]:
+    """Return the name in front, and all variables in a chain such as a = b = 1."""
     links = chain(text)
     if len(links) < 2 or not _NAME.fullmatch(links[0]):
-        return None
-    return re.sub(r"[{}\\\s]", "", bare(links[0]))
+        return []
+    return [plain_name(link) for link in (links[0], *filter(_VARIABLE.fullmatch, links[1:-1]))]
+
+
+def plain_name(text: str) -> str:
+    """Return a name in a form for comparison."""
+    return re.sub(r"[{}\\\s]", "", bare(_VECTOR.sub("", text)))
 
 
 def without_shared_name(gold: str, answer: str) -> tuple[str, str]:
     """Keep what is after the last `=`, if both sides have the same name in front or one side has no `=`."""
-    names = name_of(gold), name_of(answer)
+    names = _names(gold), _names(answer)
     plain = [not _EQUAL_SIGN.search(text) for text in (gold, answer)]
-    if (names[0] and names[0] == names[1]) or (names[0] and plain[1]) or (names[1] and plain[0]):
+    if (names[0] and sorted(names[0]) == sorted(names[1])) or (names[0] and plain[1]) or (names[1] and plain[0]):
         return chain(gold)[-1], chain(answer)[-1]
     return gold, answer
 
@@ -65,11 +83,24 @@ def same_variables(gold: str, answer: str) -> str:
     """Return the answer `f(t) = …` in the variables of the known answer `f(x) = …`, if no other letter is taken."""
     first, second = _FUNCTION.fullmatch(gold), _FUNCTION.fullmatch(answer)
     if not first or not second or bare(first[1]) != bare(second[1]):
-        return answer
+        return _same_bound(gold, answer)
     new, old = (re.split(r"\s*,\s*", match[2]) for match in (first, second))
     letters = {token for token in _TOKEN.findall(second[3]) if len(token) == 1}
     if new == old or len(new) != len(old) or len({*new}) < len(new) or letters & ({*new} - {*old}):
         return answer
+    calls_itself = re.search(rf"(?<![a-zA-Z]){re.escape(second[1].strip())}\s*\(", second[3])
+    if not all(map(str.islower, old)) or (calls_itself and not letters & {*old}):
+        return answer  # P(A) is no function of A, and f(a) = f(b) defines nothing
     renamed = dict(zip(old, new, strict=True))
     body = _TOKEN.sub(lambda token: renamed.get(token[0], token[0]), second[3])
     return f"{second[1]}({','.join(new)})={body}"
+
+
+def _same_bound(gold: str, answer: str) -> str:
+    """Return the answer with the known answer's letter for what it binds: k in kπ, k ∈ ℤ, and x in {x | x > 2}."""
+    for pattern in _BINDERS:
+        old, new = ({*pattern.findall(text)} for text in (answer, gold))
+        if len(old) == len(new) == 1 and new.isdisjoint(token for token in _TOKEN.findall(answer) if token not in old):
+            (old_letter,), (new_letter,) = old, new
+            answer = _TOKEN.sub(lambda token, a=old_letter, b=new_letter: b if token[0] == a else token[0], answer)
+    return answer

@@ -47,16 +47,24 @@ def number(text: str) -> Fraction | None:
 
 
 _RESIDUE = re.compile(
-    r"(?:[a-zA-Z]\s*\\equiv\s*)?(.*?\S)\s*(?:\\[pb]?mod|\(\s*(?:\\text\s*\{\s*mod\s*\}|mod|\\[pb]?mod)(?=[^)]*\)$))"
+    r"(?:([a-zA-Z])\s*\\equiv\s*)?(.*?\S)\s*(?:\\[pb]?mod|\\text\s*\{\s*mod(?:ulo)?\s*\}|\(\s*(?:\\text\s*\{\s*mod\s*\}|mod|\\[pb]?mod)(?=[^)]*\)$))"
     r"\s*(?:\{([^{}]+)\}|([\w^]+))\s*\)?",
     re.DOTALL,
 )
 
 
-def residue(text: str) -> tuple[str, str]:
-    r"""Return the number and the modulus of `27 \pmod{100}`, or the text and nothing."""
+class Residue(NamedTuple):
+    """A number, its modulus and the name in front of it; the last two are empty where there are none."""
+
+    value: str
+    modulus: str = ""
+    name: str = ""
+
+
+def residue(text: str) -> Residue:
+    r"""Return the parts of `x \equiv 27 \pmod{100}`, or the text alone."""
     match = _RESIDUE.fullmatch(text) if "mod" in text else None
-    return (match[1], match[2] or match[3]) if match else (text, "")
+    return Residue(match[2], match[3] or match[4], match[1] or "") if match else Residue(text)
 
 
 class Unit(NamedTuple):
@@ -111,6 +119,20 @@ UNITS = {
     for names, factor in sizes.items()
     for name in names.split()
 }
+_SI_SYMBOLS = "A B C F H Hz J K N Pa T V W Wb Wh eV mol Ω"
+_SI = {"m": "length", "s": "time", "g": "mass", "l": "volume", "L": "volume", "b": "bit"} | {
+    symbol: f"SI {symbol}" for symbol in _SI_SYMBOLS.split()
+}
+_SI_NAMES = {"hertz": "Hz", "joule": "J", "newton": "N", "pascal": "Pa", "volt": "V", "watt": "W", "ampere": "A"} | {
+    "amp": "A", "ohm": "Ω", "kelvin": "K", "mole": "mol", "coulomb": "C", "farad": "F", "tesla": "T"
+}  # fmt: skip
+_PREFIXES = {"n": -9, "µ": -6, "μ": -6, "m": -3, "c": -2, "d": -1, "": 0, "k": 3, "M": 6, "G": 9, "T": 12}
+SYMBOLS = {
+    prefix + symbol: Unit(dimension, Fraction(10) ** power)
+    for symbol, dimension in _SI.items()
+    for prefix, power in _PREFIXES.items()
+}
+"""Units whose symbols mean something else in another case: 5 MJ are no 5 mJ."""
 _MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _CJK = "\u3400-\u9fff"
 _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
@@ -141,6 +163,12 @@ tenth tenths hundredth hundredths thousandth thousandths
 """
 _MATHEMATICS = FUNCTIONS | set(_NO_UNITS.split())
 """Words that are mathematics, or part of the number, or join it to another."""
+_CLAIM_WORDS = "not doesn't isn't wrong impossible incorrect false fails if unless except least most than power root"
+_CLAIMS = set(_CLAIM_WORDS.split())
+_PROPERTY_WORDS = "is are even odd prime composite positive negative integer integers real rational divisible"
+_PROPERTIES = set(_PROPERTY_WORDS.split())
+_PRODUCTS = {"mg", "ml", "gm", "hr", "ft", "mi"}
+"""Units that are also products of variables: 3mg is a force, 3 mg may be a mass."""
 _WORD = re.compile(r"[^aeiou][aeiou][a-z]|(?=.*[aeiou])[a-z]{4,}")
 
 
@@ -159,12 +187,14 @@ def quantity(text: str) -> Quantity:
     if (match := _CJK_UNIT.fullmatch(text)) and not set(match[2]) & set(_CJK_NUMERALS):
         return Quantity(match[1], _unit(match[2], None)[0])
     if match := _MARKED.fullmatch(text):
-        if is_mathematics(match[2]):
+        if is_mathematics(match[2]) or _says_more(match[2], match[1]):
             return Quantity(f"{match[1]} {match[2]}{text[match.end(2) + 1 :]}", None)
         return _multiplied(text, match[1].strip(), *_unit(match[2], match[3] or match[4]))
     if (match := _BARE.fullmatch(text)) and not is_mathematics(match[3]):
         value, power = match[1].replace(" \\", "\\"), match[4] or match[5]
-        unit, multiplier = _unit(match[3], power)
+        unit, multiplier = _unit(match[3], power, marked=False)
+        if match[3] in _PRODUCTS and not (match[2] and _DECIMAL.fullmatch(value)):
+            return Quantity(text, None)
         in_words = match[2] and not power and number(value) is not None and all(map(_is_word, _names(match[3])))
         if (in_words or unit is None or unit.known) and len(_names(match[3])[0]) > 1:
             return _multiplied(text, value, unit, multiplier)
@@ -175,7 +205,9 @@ def _compound(text: str) -> Quantity | None:
     r"""Return the sum of decreasing known units in the last one: `2\text{ hours }30\text{ minutes}` is 150 minutes."""
     if not _COMPOUND.fullmatch(text):
         return None
-    terms = [(Fraction(term[1]), *_unit(term[2] or term[3], None)) for term in _TERMS.finditer(text)]
+    terms = [
+        (Fraction(term[1]), *_unit(term[2] or term[3], None, marked=bool(term[2]))) for term in _TERMS.finditer(text)
+    ]
     units = [unit for _, unit, multiplier in terms if unit and unit.known and multiplier == 1]
     factors = [unit.factor for unit in units]
     if len(units) < len(terms) or len({unit.dimension for unit in units}) > 1 or sorted(set(factors)) != factors[::-1]:
@@ -202,16 +234,34 @@ def is_mathematics(words: str) -> bool:
     return variable or not _MATHEMATICS.isdisjoint(names) or names in (["squared"], ["cubed"])
 
 
+def _says_more(words: str, value: str) -> bool:
+    """Return whether words after a value are no unit but change what it says: at most, is prime."""
+    names = {name.lower() for name in _names(words)}
+    return not _CLAIMS.isdisjoint(names) or (value.strip().isalpha() and not _PROPERTIES.isdisjoint(names))
+
+
 def _is_word(name: str) -> bool:
     """Return whether letters without a text command are a word, not a product of variables or a figure's corners."""
     long = len(name) > 4 or not name.isupper()
     return long and _WORD.fullmatch(name.lower()) is not None and name.lower() not in ascii_lowercase
 
 
-def _unit(words: str, power: str | None) -> tuple[Unit | None, int]:
-    """Return the unit that words name, None if they name none, and the factor that they put before it."""
+def _symbol(name: str) -> Unit | None:
+    """Return the unit of a symbol or name in which the case of letters counts."""
+    if unit := SYMBOLS.get(name) or SYMBOLS.get(_SI_NAMES.get(name.lower().removesuffix("s"), "")):
+        return unit
+    alone = len(name) == 1 and name.isupper()
+    return Unit(f"'{name}'", Fraction(1)) if alone else None
+
+
+def _unit(words: str, power: str | None, *, marked: bool = True) -> tuple[Unit | None, int]:
+    """Return the unit that words name, None if they name none, and the factor that they put before it.
+
+    Without a text command (`marked`) symbols such as kT are products of variables.
+    """
     if len(rate := _PER.split(words)) == 2:
-        (above, multiplier), (below, divisor) = _unit(rate[0], None), _unit(rate[1], power)
+        above, multiplier = _unit(rate[0], None, marked=marked)
+        below, divisor = _unit(rate[1], power, marked=marked)
         if below is not None:
             above = above or Unit("", Fraction(1))
             return Unit(f"{above.dimension}/{below.dimension}", above.factor / below.factor / divisor), multiplier
@@ -229,7 +279,9 @@ def _unit(words: str, power: str | None) -> tuple[Unit | None, int]:
     if names[0] in ("degree", "degrees") and names[-1] in _SCALES.values():
         names = names[1:]
     name = " ".join(names)
-    unit = UNITS.get(name) or UNITS.get(name.removesuffix("s")) or UNITS.get(name.removesuffix("es"))
+    unit = _symbol(_names(words)[-1]) if marked and len(names) == 1 else None
+    singular = name.removesuffix("s") if len(name) > 2 else name  # ms are no metres
+    unit = unit or UNITS.get(name) or UNITS.get(singular) or UNITS.get(name.removesuffix("es"))
     if unit is None:
         unit = Unit(f"'{' '.join(name.removesuffix('s') for name in names)}'", Fraction(1))
     return Unit(unit.dimension if exponent == 1 else f"{unit.dimension}^{exponent}", unit.factor**exponent), multiplier

@@ -34,6 +34,15 @@ def same_relation(first: Any, second: Any) -> bool:
     return _same_solutions(first, second)
 
 
+def is_false(relation: Any) -> bool:
+    """Return whether it is an equation of numbers that does not hold, such as 3 = 5."""
+    try:
+        gaps = [_gap(part.lhs, part.rhs) for part in parts(relation) if isinstance(part, Eq) and not part.free_symbols]
+    except (TypeError, AttributeError):  # a side is a set
+        return False
+    return any(gap.is_zero is False for gap in gaps)
+
+
 def _normal(relation: Relational) -> tuple[type, Any, Any]:
     """Return a relation as =, ≠, > or ≥ with its sides in that order."""
     kind = type(relation)

@@ -51,6 +51,8 @@ _ROUGHLY = re.compile(
     re.DOTALL,
 )
 _ABOUT = re.compile(r"^\s*([a-zA-Z]?)\s*\\approx(?![a-zA-Z])")
+_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![a-zA-Z])|\.\.\.|…")
+_NEGATIVE_POWER = re.compile(r"\^\s*(-(?:\d+|[a-zA-Z](?![a-zA-Z])))", re.ASCII)
 _TWO_FORMULAS = re.compile(r"(?<!\\)\$(?:\s*\n\s*|\s+)\$(?!\$)")
 # Spaces, fonts and sizes.
 _DIGIT_GAP = re.compile(r"(?<=\d),\\!\s*(?=\d{3})|(?<=\d)\{,\}(?=\d{3})|(?<=\d)\\[,;:!](?=\d{3}(?!\d))")
@@ -80,7 +82,7 @@ DEEPEST = 50
 
 def tidy(text: str) -> str:
     """Return the answer without what only changes how it looks, and with one space where there was any."""
-    text = _TWO_FORMULAS.sub("$, $", text)
+    text = _DOTS.sub(r"\\ldots ", _TWO_FORMULAS.sub("$, $", text))
     text = _as_latex(_EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS)))
     text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
@@ -88,6 +90,7 @@ def tidy(text: str) -> str:
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
     text = _without_words(text)
     text = _FRACTION.sub(_braced_fraction, text)
+    text = _NEGATIVE_POWER.sub(r"^{\1}", text)
     text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
     text = text.strip()
     text = text if text == "=" else text.removeprefix("=").rstrip(".").strip()

@@ -45,6 +45,11 @@ _HARMLESS = re.compile(
     r"|january|february|march|april|may|june|july|august|september|october|november|december)\b[\s,]*)+)\s*",
     re.IGNORECASE | re.DOTALL,
 )
+_PLAIN_LEAD = """
+a an and answer answers are about approximately both correct equal equals exactly final for hence in is it number of
+result results so solution solutions the therefore thus to total value values we get have there ways
+"""
+_NO_NAMES = set(_PLAIN_LEAD.split())
 _SENTENCE = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*(?=[a-zA-Z])(?!\\text)")
 _SENTENCE_VERB = re.compile(
     r"(?!.*(?:\b(?:not|than|whose|which)\b|n't)).*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))\s*",
@@ -93,6 +98,7 @@ def in_words(text: str, *, certain: bool) -> str | None:
         return None
     content = _ARTICLE.sub("", content.casefold())
     content = content.removesuffix("s") if content.startswith("no ") else content  # no solution, no solutions
+    content = " and ".join(sorted(content.split(" and ")))
     words = content.split()
     long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
     sure = marked or has_article(text) or long or content in _SHORT_WORDS or _CJK.search(content)
@@ -151,12 +157,20 @@ def around_words(text: str) -> tuple[list[str], list[str]]:
     return words, [*parts, text[start:].strip()]
 
 
+def _named(lead: str) -> set[str]:
+    """Return the words in front of a value that say what it is."""
+    return {*re.findall(r"[^\W\d_]+", lead.casefold())} - _NO_NAMES
+
+
 def without_leads(gold: str, answer: str) -> tuple[str, str]:
     """Remove what is in front and changes nothing: an option's letter, `The answer is`, the same words in both."""
     gold, answer = (_CJK_LEAD.sub("", _LEADING_OPTION.sub("", t, count=1), count=1) for t in (gold, answer))
     gold, answer = (_without_sentence(text) for text in (gold, answer))
     leads = _LEADING_TEXT.match(gold), _LEADING_TEXT.match(answer)
     same = len({lead[1].casefold().strip() if lead else "" for lead in leads}) == 1
+    named = [_named(lead[1]) if lead else set[str]() for lead in leads]
+    if all(named) and named[0].isdisjoint(named[1]):
+        return gold, answer  # the area and the perimeter
     gold, answer = (
         text[lead.end() :] if lead and (same or _HARMLESS.fullmatch(lead[1] + lead[2])) else text
         for lead, text in zip(leads, (gold, answer), strict=True)
