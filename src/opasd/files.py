@@ -7,6 +7,7 @@
     sync(path)                                # on the disk, also after a loss of power
     rows = JsonLines(path)                    # rows.append(row, ...), iteration, rows.replace(rows), rows.set_aside()
     with full_disk_errors(path, "run it again"): ...  # one clear message for a full disk
+    refuse_traps(folder)                      # links out of someone else's folder, pipes and devices in it
 
 A file that is being written is called `.NAME.new`, a folder `.new-…`.
 """
@@ -17,10 +18,11 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,7 +67,7 @@ def write_new(path: Path, text: str) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file, or an empty one if the file is missing, unreadable or damaged."""
     try:
-        return parse_row(path.read_bytes()) or {}
+        return parse_row(path.read_bytes()) or {} if path.is_file() else {}
     except OSError:
         return {}
 
@@ -159,6 +161,32 @@ def full_disk_errors(path: Path, then: str = RESUME) -> Iterator[None]:
         raise ConfigError(f"{path} could not be written: {reason}; {first}, and {then}") from error
 
 
+def refuse_traps(folder: Path, names: Iterable[str] = ("**/*",)) -> None:
+    """Refuse a folder, which may be someone else's, with a link out of it, a pipe, a socket or a device in it.
+
+    A write follows such a link, and a read of the others may never end. `names` are patterns of what counts.
+    """
+    inside = os.path.realpath(folder)
+    for path in chain.from_iterable(map(folder.glob, names)):
+        with suppress(FileNotFoundError):  # a run that goes on removes files
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise ConfigError(f"{path} is a link out of {folder} and is not followed; put the file itself there")
+            if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise _no_file(path)
+
+
+def refuse_pipes(folder: Path) -> None:
+    """Refuse a model's or an adapter's folder with a pipe, a socket or a device in it; the hub's cache is of links."""
+    for path in folder.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise _no_file(path)
+
+
+def _no_file(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is no file but a pipe, a socket or a device; remove it")
+
+
 class JsonLines:
     """A file with one JSON object in each line, which survives a kill at any moment.
 
@@ -193,7 +221,7 @@ class JsonLines:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the whole rows; skip cut and damaged ones."""
-        if not self.path.exists():
+        if not self.path.is_file():
             return
         with self.path.open("rb") as file:
             for line in file:
@@ -222,6 +250,8 @@ def parse_row(content: bytes) -> dict[str, Any] | None:
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     staged = path.with_name(f".{path.name}.new")
     try:
+        if staged.is_symlink():  # in someone else's folder it may lead anywhere
+            staged.unlink()
         with staged.open("wb") as file:
             yield file
         os.replace(staged, path)

@@ -25,7 +25,7 @@ def test_a_runs_copy_is_not_overwritten_by_another_evaluation_of_the_name(tmp_pa
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         sets = {name: {"fingerprint": name} for name in benchmarks}
         settings = {"settings": {"profile": {"seed": seed}}, "targets": {"run": about}, "benchmarks": sets}
-        folders.write_results(tmp_path / folder, {"name": "e", **settings, "results": result})
+        folders.write_results(tmp_path / folder, {"name": "e", **settings, "results": result}, ["run"])
 
     def there() -> list[str]:
         copies = (tmp_path / "run" / "evaluations").iterdir()

@@ -87,7 +87,7 @@ def run(args: list[str]) -> int:
                 results = evaluate(evaluation, path, settings, open_base, progress)
                 if config.judge:
                     results["judge"] = _judged(config.judge, path, rollout, requested)
-                    folders.write_results(path, results)
+                    folders.write_results(path, results, requested["targets"])
         except KeyboardInterrupt:
             progress.say(f"stopped; the samples so far are in {path}: the same command continues")
             raise

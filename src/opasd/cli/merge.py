@@ -28,10 +28,12 @@ def run(args: list[str]) -> int:
     if not options.adapter.is_dir():
         raise ConfigError(f"no folder {options.adapter}; give a run's or an adapter's folder, such as runs/NAME/final")
     from opasd.model.merging import merge
-    from opasd.run.manifest import newest_result
+    from opasd.run.manifest import damage_of, newest_result
 
     is_run = any((options.adapter / name).exists() for name in ("config.yaml", "final"))
     adapter = (newest_result(options.adapter) if is_run else None) or options.adapter
+    if fault := None if is_run else damage_of(adapter):
+        raise ConfigError(f"{adapter} is damaged: {fault}; give a whole copy, or another checkpoint")
     if output.exists() and not _can_be_filled(output):
         raise ConfigError(f"{output} exists and is not empty, and is not overwritten; give a new folder")
 

@@ -29,6 +29,9 @@ def parser() -> Parser:
     command.add_argument(
         "--judge", metavar="URL|MODEL", help="Ask this model about answers that no rule can settle; see opasd evaluate."
     )
+    command.add_argument(
+        "--plugins", metavar="A,B", default="", help="Modules to import first; a folder's own grader is in one of them."
+    )
     command.add_argument("--json", action="store_true", help="Print the changes as one JSON object.")
     return command
 
@@ -37,6 +40,7 @@ def run(args: list[str]) -> int:
     """Run the command."""
     options = parser().parse_args(args)
     plugins.load_installed()
+    plugins.load([name for name in options.plugins.split(",") if name])
     from opasd.config import RolloutConfig
     from opasd.evaluation import folder as folders
     from opasd.evaluation import judging, regrading

@@ -15,9 +15,9 @@ from statistics import stdev
 from typing import Any, Literal
 
 from opasd.errors import ConfigError
-from opasd.evaluation.folder import PROBLEMS, RESULTS, SAMPLES
+from opasd.evaluation.folder import FILES, PROBLEMS, RESULTS, SAMPLES
 from opasd.evaluation.samples import Sample, SampleFile
-from opasd.files import json_line, read_object, write_bytes, write_json
+from opasd.files import JsonLines, json_line, read_object, refuse_traps, write_bytes, write_json
 
 Form = Literal["lighteval", "lm-eval"]
 _UNSAFE = re.compile(r"[\"<>:/|\\?*\[\]]+")
@@ -26,18 +26,32 @@ _UNSAFE = re.compile(r"[\"<>:/|\\?*\[\]]+")
 
 def export(folder: Path, form: Form, output: Path) -> list[Path]:
     """Write the evaluation in `folder` in another tool's form below `output`; return the files."""
+    refuse_traps(folder, FILES)
     evaluation = read_object(folder / RESULTS)
     if not {"results", "targets", "benchmarks", "settings"} <= evaluation.keys():
         raise ConfigError(f"{folder} has no results ({RESULTS}); give the folder of a finished evaluation")
+    try:
+        written = _exported(folder, evaluation, form, output)
+    except ConfigError:
+        raise
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder} is damaged ({type(error).__name__}: {error}); give a whole evaluation") from error
+    if not written:
+        raise ConfigError(f"{folder} has no whole result to export; finish the evaluation first")
+    return written
+
+
+def _exported(folder: Path, evaluation: Mapping[str, Any], form: Form, output: Path) -> list[Path]:
     written: list[Path] = []
     largest = max((row["budget"] for row in evaluation["results"]), default=0)
     for target, about in evaluation["targets"].items():
         rows = [row for row in evaluation["results"] if row["target"] == target and row["budget"] == largest]
         if not rows:
             continue
-        date = str((evaluation.get("environment") or {}).get("time", "unknown"))[:19].replace(":", "-")
+        date = _name(str((evaluation.get("environment") or {}).get("time", "unknown"))[:19].replace(":", "-"))
         if form == "lighteval":
-            path = output / "results" / about["model"].strip("/") / f"results_{date}.json"
+            parts = [_name(part) for part in about["model"].split("/") if part]
+            path = output.joinpath("results", *parts, f"results_{date}.json")
             if len(evaluation["targets"]) > 1:  # several targets may share a base model
                 path = output / "results" / _name(target) / path.name
             _write(path, lighteval_results(evaluation, target, rows))
@@ -50,10 +64,8 @@ def export(folder: Path, form: Form, output: Path) -> list[Path]:
         for row in rows:
             own = (s for s in SampleFile(folder / SAMPLES) if (s.target, s.benchmark) == (target, row["benchmark"]))
             lines = harness_samples(own, problems, evaluation)
-            written.append(path.with_name(f"samples_{row['benchmark']}_{date}.jsonl"))
+            written.append(path.with_name(f"samples_{_name(row['benchmark'])}_{date}.jsonl"))
             write_bytes(written[-1], b"".join(map(json_line, lines)))
-    if not written:
-        raise ConfigError(f"{folder} has no whole result to export; finish the evaluation first")
     return written
 
 
@@ -218,16 +230,16 @@ def harness_samples(
 
 
 def _problems(folder: Path) -> dict[str, dict[str, str]]:
-    lines = (folder / PROBLEMS).read_text(encoding="utf-8").splitlines() if (folder / PROBLEMS).exists() else []
-    return {row["problem"]: row for row in map(json.loads, lines)}
+    return {row["problem"]: row for row in JsonLines(folder / PROBLEMS)}
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
-def _name(model: str) -> str:
-    return _UNSAFE.sub("__", model)
+def _name(text: str) -> str:
+    """Return a text of the evaluation as a file's name, which leads nowhere else."""
+    return re.sub(r"^\.+$", "__", _UNSAFE.sub("__", text))
 
 
 def _write(path: Path, value: object) -> None:

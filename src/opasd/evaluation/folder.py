@@ -11,18 +11,21 @@ changes are refused once there are samples. The results of a run are copied to t
 import glob
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from opasd import plugins
 from opasd.data.problems import Problem
 from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.comparability import GRADING, GROWING, combined, conflicts, continues, digest, settings_of
-from opasd.files import JsonLines, json_line, read_object, write_bytes, write_json
+from opasd.files import JsonLines, json_line, read_object, refuse_traps, write_bytes, write_json
 
 SETTINGS, PROBLEMS, SAMPLES, RESULTS = "settings.json", "problems.jsonl", "samples.jsonl", "evaluation.json"
 CALLS = "calls.jsonl"
+FILES = ("*.json*", "part-*", "part-*/*")
+"""Patterns of all that an evaluation writes."""
 _OPTIONAL = ("template_options", "grader", "boxes", "think_marks", GRADING)
 """Parts of the settings that older folders, or those with the defaults, do not have."""
 _UNSAFE = re.compile(r"[^\w.+-]+")
@@ -45,6 +48,7 @@ def make(path: Path) -> None:
 def enter(path: Path, requested: dict[str, Any]) -> dict[str, Any]:
     """Start or resume the evaluation in the folder; return the settings of all that it holds from now on."""
     try:
+        refuse_traps(path, FILES)
         existing = _existing_settings(path, requested)
         settings = requested if existing is None else combined(existing, requested)
         if settings != existing:
@@ -80,9 +84,15 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of an evaluation that has samples; refuse any other folder."""
     if missing := [name for name in (SETTINGS, SAMPLES, PROBLEMS) if not (path / name).is_file()]:
         raise ConfigError(f"{path} is no evaluation's folder (no {missing[0]}); give one that opasd evaluate has made")
+    refuse_traps(path, FILES)
     settings = read_object(path / SETTINGS)
     if not all(isinstance(settings.get(part), dict) for part in ("profile", *GROWING)):
         raise ConfigError(f"{path / SETTINGS} is damaged; give another folder")
+    if missing := plugins.unnamed_module(settings.get("grader")):
+        raise ConfigError(
+            f"{path / SETTINGS} names the grader {settings['grader']}, and a folder imports no module; add --plugins "
+            f"{missing[0]} if you trust it"
+        )
     return settings
 
 
@@ -107,15 +117,21 @@ def write_problems(path: Path, benchmarks: Iterable[LoadedBenchmark]) -> None:
     write_bytes(path / PROBLEMS, b"".join(lines))
 
 
-def write_results(path: Path, evaluation: dict[str, Any]) -> None:
-    """Write evaluation.json, and copy it to the folders of the evaluated runs."""
+def write_results(path: Path, evaluation: dict[str, Any], asked: Collection[str] = ()) -> None:
+    """Write evaluation.json, and copy it to the folders of the runs among the targets that were `asked` now.
+
+    The folder may be someone else's and name any run: of its other targets only copies that are there are replaced.
+    """
     write_json(path / RESULTS, evaluation)
-    for target in evaluation["targets"].values():
+    for name, target in evaluation["targets"].items():
         if target["run"] and Path(target["run"]).is_dir():
             copies = Path(target["run"]) / "evaluations"
             try:
-                copies.mkdir(exist_ok=True)
-                write_json(_copy(copies, path.name, evaluation), evaluation)
+                if name in asked:
+                    copies.mkdir(exist_ok=True)
+                copy = _copy(copies, path.name, evaluation)
+                if name in asked or copy.is_file():
+                    write_json(copy, evaluation)
             except OSError:
                 continue  # the run's folder may be read-only
 

@@ -56,7 +56,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / RESULTS).is_file():
         return [path / RESULTS]
-    if found := sorted(path.glob(f"*/{RESULTS}")):
+    if found := sorted(file for file in path.glob(f"*/{RESULTS}") if file.is_file()):
         return found
     raise ConfigError(f"{path} has no {RESULTS}, nor a folder with one; give folders of finished evaluations")
 

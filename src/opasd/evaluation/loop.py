@@ -152,7 +152,7 @@ def evaluate(
         sources = ", ".join(f"{count} from {source}" for source, count in taken.items())
         nothing = "no folder has this model asked with these prompts, sampling, seeds, engine and batch"
         progress.say(f"reused: {sum(taken.values())} samples of {len(samples.keys)} ({sources or nothing})")
-    folders.write_results(path, results)
+    folders.write_results(path, results, [target.name for target in evaluation.targets])
     return results
 
 

@@ -106,6 +106,8 @@ class Shelf:
 
     def _read_on(self) -> None:
         for folder, start in self._read.items():
+            if not (folder / SAMPLES).is_file():  # not yet, or a pipe in someone else's folder
+                continue
             try:
                 with (folder / SAMPLES).open("rb") as file:
                     file.seek(start)
@@ -118,7 +120,7 @@ class Shelf:
                             self._lines.setdefault(own, (folder, self._read[folder]))
                         self._read[folder] += len(line)
             except OSError:
-                continue  # no samples yet
+                continue
 
 
 def _sample_at(path: Path, start: int) -> Sample | None:

@@ -111,7 +111,7 @@ class SampleFile:
                 yield sample
 
     def _lines(self) -> Iterator[bytes]:
-        if self._rows.path.exists():
+        if self._rows.path.is_file():
             with self._rows.path.open("rb") as file:
                 yield from file
 

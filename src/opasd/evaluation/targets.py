@@ -13,6 +13,7 @@ from typing import Any
 
 from opasd.config import ModelConfig
 from opasd.errors import ConfigError
+from opasd.files import refuse_pipes
 from opasd.lab import LAB
 from opasd.recipes.checking import checked, without_trust
 from opasd.recipes.reading import read_yaml
@@ -58,7 +59,7 @@ class Target:
             paths = sorted(folder.iterdir()) if folder.is_dir() else []
             # The tokenizer, its chat template and the tokens that end an answer come from the base.
             kinds = _WEIGHTS if folder == self.adapter else (*_WEIGHTS, *_TOKENIZER)
-            files = [path for path in paths if path.suffix in kinds or path.name in _DESCRIPTIONS]
+            files = [path for path in paths if path.is_file() and (path.suffix in kinds or path.name in _DESCRIPTIONS)]
             digest.update(repr([(path.name, path.stat().st_size) for path in files]).encode())
             for path in files:
                 with path.open("rb") as file:
@@ -132,6 +133,7 @@ def _trained(name: str, run: Path | None, made: Path, config: ModelConfig | None
     """Return the target that training wrote into the folder `made`; `config` is the run's, `model` the command's."""
     if not (made / "adapter_config.json").is_file():
         return Target(name, _renamed(config or model, str(made)), run=run)
+    refuse_pipes(made)
     if not any(path.suffix in _WEIGHTS for path in made.iterdir()):
         raise ConfigError(f"{made} has no weights (adapter_model.safetensors); give a whole adapter")
     base = base_of(made)

@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from opasd.config import ModelConfig
 from opasd.errors import ConfigError, OpasdError
+from opasd.files import refuse_pipes
 from opasd.lab import LAB, model_path
 
 
@@ -117,6 +118,8 @@ def loading_errors(what: str, config: ModelConfig) -> Iterator[None]:
     """Turn any error of loading into one message, and show no progress bar."""
     logging.disable_progress_bar()
     try:
+        if (folder := Path(model_source(config))).is_dir():
+            refuse_pipes(folder)
         yield
     except OpasdError:
         raise

@@ -17,7 +17,9 @@ from opasd.analysis.curves import number
 from opasd.analysis.markers import MARKERS
 from opasd.errors import ConfigError, OpasdError
 from opasd.evaluation.comparability import Conditions
+from opasd.evaluation.folder import FILES
 from opasd.evaluation.statistics import Estimate
+from opasd.files import refuse_traps
 from opasd.recipes.reading import read_yaml
 from opasd.report.files import first_few, json_object, json_rows, left_out
 from opasd.report.joining import attach, distinguish, join, same_folder, unresolved
@@ -43,7 +45,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run's folder, whatever is in it."""
+    """Read a run's folder, whatever is in it but links out of it and pipes."""
+    refuse_traps(path)
     run = Run(unresolved(path).name or str(path), path)
     _read_config(run)
     run.environment = json_object(path / "environment.json", run.notes, "the environment is not known")
@@ -98,6 +101,7 @@ def _read_copy(run: Run, copy: Path) -> None:
 
 def read_evaluation(path: Path) -> list[Run]:
     """Read the models of an evaluation's folder, each with its answers and results."""
+    refuse_traps(path, FILES)
     folder, notes = unresolved(path).name or str(path), []
     settings = json_object(path / "settings.json", notes, "what was evaluated is known by name alone")
     evaluation = json_object(path / "evaluation.json", notes, "the evaluation is not finished")

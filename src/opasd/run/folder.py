@@ -22,7 +22,7 @@ from typing import Self
 from opasd.config import ModelConfig, RunConfig
 from opasd.data.made import TASKS
 from opasd.errors import ConfigError
-from opasd.files import read_object, staged_folder, write_text
+from opasd.files import read_object, refuse_traps, staged_folder, write_text
 from opasd.lab import LAB
 from opasd.recipes.checking import to_config
 from opasd.recipes.reading import read_yaml, write_yaml
@@ -89,6 +89,7 @@ class RunFolder:
             raise ConfigError(f"no run folder {path}; give the folder that `opasd train` made, such as runs/NAME")
         if not (path / _CONFIG).is_file():
             raise ConfigError(f"{path} has no {_CONFIG}, so it is no run folder or a damaged one; start a new run")
+        refuse_traps(path)
         values = read_yaml(path / _CONFIG)
         if missing := [name for name in ("model", "data", "train", "objective") if name not in values]:
             raise ConfigError(

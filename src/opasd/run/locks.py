@@ -15,6 +15,8 @@ _LOCK = ".lock"
 @contextmanager
 def hold(path: Path, kind: str) -> Iterator[None]:
     """Lock the folder of one `kind` ("run", "evaluation"); the operating system unlocks it when the process ends."""
+    if (path / _LOCK).is_symlink():
+        raise ConfigError(f"{path / _LOCK} is a link, and is not followed; remove it")
     try:
         file = open(path / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (the `with` below closes it)
     except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.errors import ConfigError
-from opasd.files import let_read, read_object, sync, write_json
+from opasd.files import let_read, read_object, refuse_traps, sync, write_json
 from opasd.progress import say
 
 MANIFEST = "manifest.json"
@@ -86,6 +86,7 @@ def newest_result(run: Path) -> Path | None:
 
     None if the run has neither. Refuse a run in which none is whole.
     """
+    refuse_traps(run)
     final = run / FINAL
     found = [*([final] if final.is_dir() else []), *reversed(checkpoints(run))]
     faults: list[str] = []
