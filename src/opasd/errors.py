@@ -5,6 +5,7 @@ got and what to do.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -53,6 +54,19 @@ class NonFiniteError(OpasdError, FloatingPointError):
 
 class Stopped(Exception):
     """A signal asked the run to stop while it sampled; it saves a checkpoint and ends."""
+
+
+_SECRETS = re.compile(
+    r"(?<=//)[^/@\s'\"]+(?=@)"  # http://name:password@host
+    r"|(?<![\w/])[\w.%+-]+:(?!//)[^/@\s'\"]+(?=@[\w[])"  # name:password@host
+    r"|(?<=[?&;])([\w-]*(?:key|token|secret|password)=)[^\s&;#'\"]+",  # ?api_key=…
+    re.IGNORECASE,
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with *** for names, passwords and keys in addresses."""
+    return _SECRETS.sub(lambda found: f"{found[1] or ''}***", text)
 
 
 def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:

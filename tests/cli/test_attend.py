@@ -114,6 +114,7 @@ def test_mistakes(tmp_path, capsys):
     for arguments, words in {
         ("lab", "--problem", "1", "2", "--completion", str(tmp_path / "c")): "the answer to one problem",
         (str(tmp_path),): "neither a run",
+        ("",): "nothing to look at",
     }.items():
         assert main(["attend", *arguments]) == 2
         assert words in capsys.readouterr().err

@@ -198,7 +198,7 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
         (["--train.extra.learning_rat", "1"], ["train.extra.learning_rat", "did you mean learning_rate?"]),
         (["--train.extra.seed", "1"], ["set train.seed"]),
         (["--train.extra.output_dir", "x"], ["output_dir and name"]),
-        (["--train.extra.hub_token", "x"], ["train.extra.hub_token: a secret would be kept", "HF_TOKEN"]),
+        (["--train.extra.hub_token", "x"], ["train.extra: hub_token: a secret would be kept", "HF_TOKEN"]),
         (["--train.report-to", "tensorbord"], ["train.report_to: got 'tensorbord'; transformers has all, ", "wandb"]),
         (["--train.extra.num_train_epochs", "1"], ["train.extra.num_train_epochs: train.max_steps says how long"]),
         (["--train.extra.eval_steps", "1"], ["train.extra.eval_steps: validation.every says when"]),

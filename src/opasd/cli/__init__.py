@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from opasd.errors import ConfigError, OpasdError, closest
+from opasd.cli._output import tamed
+from opasd.errors import ConfigError, OpasdError, closest, without_secrets
 
 USER_MISTAKE, INTERRUPTED, BROKEN_PIPE, STOPPED = 2, 130, 141, 75
 SHORT_EXIT_CODES = """\
@@ -46,6 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    with tamed():
+        code = _exit_code(args, debug=debug)
+    if "OPASD_MEETING" in os.environ:
+        from opasd.cli._processes import report_exit
+
+        report_exit(code)
+    return code
+
+
+def _exit_code(args: list[str], *, debug: bool) -> int:
     try:
         try:
             code = _command([word for word in args if word != "--debug"])()
@@ -63,10 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _show_error(message)
         code = USER_MISTAKE
-    if "OPASD_MEETING" in os.environ:
-        from opasd.cli._processes import report_exit
-
-        report_exit(code)
     return code
 
 
@@ -74,7 +81,7 @@ def _show_error(message: str) -> None:
     """Print the error; one of several processes leaves it for the launcher, which prints what they do not share."""
     from opasd.cli._processes import Processes, leave_error
 
-    rank = Processes.current().rank
+    rank, message = Processes.current().rank, without_secrets(message)
     if leave_error(rank, message) and (rank or message == LOST):
         return
     sys.stdout.flush()

@@ -202,8 +202,6 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
             yield f"train.extra.{key}: the run's folder is chosen with output_dir and name, and never overwritten"
         elif key in _DECIDED:
             yield f"train.extra.{key}: {_DECIDED[key]}"
-        elif key.endswith("_token"):
-            yield f"train.extra.{key}: a secret would be kept in the run's folder and card; set HF_TOKEN instead"
         elif known and key not in known:
             hint = closest(key, known) or "see its documentation"
             yield f"train.extra.{key}: no field of transformers' TrainingArguments; {hint}"

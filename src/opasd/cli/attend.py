@@ -58,7 +58,7 @@ def run(args: list[str]) -> int:
     """The command."""
     options = vars(parser().parse_args(args))
     model = options.pop("model")
-    if (options["source"] is None) == (model is None):
+    if bool(options["source"]) == bool(model):
         raise ConfigError("nothing to look at; give a run's folder or a model, such as `opasd attend lab`, once")
     options["source"] = options["source"] or model
     if options["completion"] is not None and len(options["numbers"]) > 1:

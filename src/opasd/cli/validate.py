@@ -16,7 +16,7 @@ from opasd.cli._preview import preview
 from opasd.cli._processes import Processes
 from opasd.cli.plan import as_json, estimate, short
 from opasd.config import RunConfig
-from opasd.errors import ConfigError, OpasdError
+from opasd.errors import ConfigError, OpasdError, without_secrets
 from opasd.plan.advice import Plan
 from opasd.recipes.reading import write_yaml
 from opasd.run.folder import check_name
@@ -46,7 +46,7 @@ def run(args: list[str]) -> int:
     except OpasdError as error:
         if "--json" not in args:
             raise
-        sys.stdout.write(json.dumps({"errors": [str(error)]}) + "\n")
+        sys.stdout.write(json.dumps({"errors": [without_secrets(str(error))]}) + "\n")
         return USER_MISTAKE
     result = preview(config, count)
     looks, errors, warnings = look(config)

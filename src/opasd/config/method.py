@@ -2,7 +2,7 @@
 
 import string
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from opasd.choices import (
     TeacherUpdate,
 )
 from opasd.config.objective import ObjectiveConfig, Section
+from opasd.errors import without_secrets
 
 REFERENCE_FIELDS = frozenset({"solution", "answer", "pointers"})
 """What `prompts.reference` may show of a problem."""
@@ -125,17 +126,18 @@ class VLLMConfig(Section):
 
 def check_address(url: str) -> None:
     """Refuse what is no server's address, and one that holds a secret: addresses are kept in folders and pages."""
+    shown = without_secrets(url)
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:  # it is too large, or no number
-        raise ValueError(f"got {url!r:.80} ({error}); give addresses such as http://localhost:8000") from None
+        raise ValueError(f"got {shown!r:.80} ({error}); give addresses such as http://localhost:8000") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"got {url!r:.80}; give addresses such as http://localhost:8000")
-    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"got {shown!r:.80}; give addresses such as http://localhost:8000")
+    if parts.username is not None or parts.password is not None or "@" in unquote(url):
         raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
-    if parts.query or parts.fragment:
-        raise ValueError("a key behind ? or # in an address would be kept in the run's folder; set VLLM_API_KEY")
+    if parts.query or parts.fragment or ";" in url:
+        raise ValueError("a key behind ?, ; or # in an address would be kept in the run's folder; set VLLM_API_KEY")
 
 
 class ServersConfig(Section):

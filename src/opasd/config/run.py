@@ -152,6 +152,14 @@ class TrainConfig(Section):
     extra: dict[str, str | int | float | bool] = Field(default={})
     """Any other field of `TrainingArguments`."""
 
+    @field_validator("extra")
+    @classmethod
+    def _no_secret(cls, extra: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+        for name in extra:
+            if name.endswith("_token"):
+                raise ValueError(f"{name}: a secret would be kept in the run's folder and card; set HF_TOKEN instead")
+        return extra
+
 
 class RunConfig(OPASDConfig):
     """A whole run, as `opasd train` reads it from a recipe, a file and the command line."""

@@ -115,7 +115,7 @@ class ServerJudge(Judge):
 
 def open_judge(name: str, rollout: RolloutConfig) -> Judge:
     """Return the judge that a flag names: an address, or a model for the engine of `rollout`."""
-    if name.startswith(("http://", "https://")):
+    if "://" in name:
         return ServerJudge(name)
     return ModelJudge(ModelConfig(name_or_path=name), rollout)
 

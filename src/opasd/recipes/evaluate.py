@@ -69,7 +69,7 @@ class EvaluateConfig(Section):
     @field_validator("judge")
     @classmethod
     def _no_secret(cls, judge: str | None) -> str | None:
-        if judge is not None and judge.startswith(("http://", "https://")):
+        if judge is not None and ("://" in judge or "@" in judge or "?" in judge):  # a model's name has none of these
             check_address(judge.partition("#")[0])
         return judge
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from opasd.choices import ENGINES
+from opasd.errors import without_secrets
 
 PACKAGES = (
     "opasd", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "triton",
@@ -94,7 +95,7 @@ def _masked(command: Sequence[str]) -> list[str]:
         elif before.startswith("--") and "=" not in before and _SECRET.search(before) and not word.startswith("--"):
             masked.append("***")
         else:
-            masked.append(_ADDRESS.sub(r"\1\2", word))
+            masked.append(without_secrets(_ADDRESS.sub(r"\1\2", word)))
     return masked
 
 

@@ -479,7 +479,15 @@ def test_an_address_must_be_one(url):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://me:hidden@a:8000", "https://:hidden@a", "http://a:8000/v1?api_key=hidden", "http://a/#hidden"]
+    "url",
+    [
+        "http://me:hidden@a:8000",
+        "https://:hidden@a",
+        "http://a:8000/v1?api_key=hidden",
+        "http://a/#hidden",
+        "http://a/v1;key=hidden",
+        "http://me%3Ahidden%40a:1",
+    ],
 )
 def test_a_password_in_an_address_is_refused_and_not_shown(url):
     with pytest.raises(ValueError, match="VLLM_API_KEY") as caught:
