@@ -16,6 +16,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+REFERENCE = re.compile(r"\[([^\]\[]+)\]\[([^\]\[]*)\]")
+DEFINITION = re.compile(r"^\[([^\]\[^]+)\]:[ \t]*<?(\S+?)>?(?:[ \t].*)?$", re.MULTILINE)
 NAME = re.compile(r"`opasd\.([A-Za-z_][\w.]*)")
 SOURCE = re.compile(
     r"`((?:src|docs|tests|results|benchmarks|scripts|examples)/[\w./-]+\.(?:py|md|yaml|json|jsonl|txt|svg))`"
@@ -28,8 +30,12 @@ def problems(root: Path = ROOT) -> Iterator[str]:
     for page in pages:
         where = page.relative_to(root)
         text = without_code(page.read_text("utf-8"))
-        for target in LINK.findall(text):
+        defined = {label.lower(): target for label, target in DEFINITION.findall(text)}
+        for target in [*LINK.findall(text), *defined.values()]:
             yield from (f"{where}: {why}" for why in _dead(page, target, root))
+        for label in (label or shown for shown, label in REFERENCE.findall(text)):
+            if label.lower() not in defined:
+                yield f"{where}: the reference [{label}] is not defined"
         for name in SOURCE.findall(page.read_text("utf-8")):
             if not (root / name).exists():
                 yield f"{where}: {name} is not there"

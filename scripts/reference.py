@@ -40,7 +40,9 @@ GROUPS = {
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page of public names and fields."""
+    for name in sorted({*opasd.__all__} - {name for names in GROUPS.values() for name in names}):
+        raise SystemExit(f"opasd.{name} is in no group; add it to GROUPS in scripts/reference.py")
     lines = [
         "# Reference",
         "",

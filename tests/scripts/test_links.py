@@ -14,6 +14,7 @@ def test_what_is_dead_is_named(tmp_path):
     (tmp_path / "mkdocs.yml").write_text("nav:\n  - One: one.md\n  - Gone: gone.md\n")
     (tmp_path / "README.md").write_text(
         "# Title\n[a](docs/one.md#part-two) [b](docs/none.md) [c](#title) [d](#other)\n"
+        "[e][there] [f][gone] [there][] `[g][code]` [1, 2] [3]\n\n[there]: docs/one.md\n[bad]: docs/bad.md\n"
     )
     (tmp_path / "docs" / "one.md").write_text(
         "## Part *two*\n`[x](nowhere.md)` `opasd.there` `opasd.gone`\n[up](../README.md) [web](https://example.org)\n"
@@ -23,6 +24,8 @@ def test_what_is_dead_is_named(tmp_path):
     assert list(problems(tmp_path)) == [
         "README.md: the link docs/none.md leads nowhere",
         "README.md: the link #other names a heading that is not there",
+        "README.md: the link docs/bad.md leads nowhere",
+        "README.md: the reference [gone] is not defined",
         "docs/one.md: the link ../README.md leaves docs/, which the site cannot follow",
         "docs/one.md: src/opasd/none.py is not there",
         "docs/one.md: opasd.gone is not in the package",
