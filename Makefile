@@ -64,6 +64,7 @@ check: $(READY)
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md ROADMAP.md CODE_OF_CONDUCT.md docs
 	$(BIN)/python -m scripts.links
 	$(BIN)/python -m scripts.secret_scan
+	$(BIN)/python -m scripts.prose
 
 # The site in site/, with search, built without network; a dead link, an unknown anchor or an undocumented public name fails.
 docs: $(READY) $(SITE)/.ready

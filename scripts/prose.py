@@ -1,9 +1,9 @@
 """Check the English of the pages: short sentences, no machine-made phrases, no shouting.
 
-    python -m scripts.prose            # `--words` prints words, sentences and averages of each page
+    python -m scripts.prose            # `--words` prints words, words a sentence and numbers of each page
 
-README, start, tutorials and how-tos: under 20 words a sentence on average, none above 40. Other pages that people
-write: none above 60. Spelling is codespell's (`make check`).
+README, start, tutorials, how-tos, FAQ and coming-from: under 20 words a sentence on average, none above 40. Other pages
+that people write: none above 60. Spelling is codespell's (`make check`).
 """
 
 import argparse
@@ -16,7 +16,10 @@ from scripts.links import FENCE
 
 ROOT = Path(__file__).parents[1]
 AVERAGE, LONGEST, LONGEST_ELSEWHERE = 20, 40, 60
-FIRST_READ = ("README.md", "docs/index.md", "docs/start.md", "docs/tutorials/*.md", "docs/howto/*.md", "docs/faq.md")
+FIRST_READ = (
+    *("README.md", "docs/index.md", "docs/start.md", "docs/faq.md"),
+    *("docs/tutorials/*.md", "docs/howto/*.md", "docs/coming-from/*.md"),
+)
 MADE = ("docs/reference.md", "docs/reference/*.md", "docs/reliability.md")
 """Pages that code writes."""
 PHRASES = (
@@ -63,6 +66,12 @@ def words(sentence: str) -> int:
     return sum(1 for word in sentence.split() if re.search(r"\w", word))
 
 
+def figures(text: str) -> int:
+    """Return how many numbers a page has, tables included, code and the addresses of links left out."""
+    plain = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "", FENCE.sub("", text)))
+    return len(re.findall(r"(?<![\w.])\d[\d,.]*(?:e-?\d+)?(?!\w)", plain))
+
+
 def pages(root: Path = ROOT) -> Iterator[tuple[Path, bool]]:
     """Yield every page that people write, and whether it is one of those that newcomers read first."""
     made = {path for pattern in MADE for path in root.glob(pattern)}
@@ -92,17 +101,18 @@ def problems(path: Path, first: bool, where: str) -> Iterator[str]:
 def main() -> None:
     """Print what is wrong and end with 1, or the figures of each page."""
     parser = argparse.ArgumentParser(description="Check the English of the pages.")
-    parser.add_argument("--words", action="store_true", help="print words, sentences and averages")
+    parser.add_argument("--words", action="store_true", help="print words, words a sentence, numbers in 100 words")
     shown = parser.parse_args().words
     found, total = [], 0
     for path, first in pages():
         where = str(path.relative_to(ROOT))
         found += problems(path, first, where)
-        parts = [words(one) for one in sentences(path.read_text("utf-8"))]
-        size = len(path.read_text("utf-8").split())
+        text = path.read_text("utf-8")
+        size, parts = len(text.split()), [words(one) for one in sentences(text)]
         total += size
         if shown:
-            sys.stdout.write(f"{size:6} words {sum(parts) / max(len(parts), 1):5.1f} a sentence  {where}\n")
+            average, dense = sum(parts) / max(len(parts), 1), 100 * figures(text) / size
+            sys.stdout.write(f"{size:6} words {average:5.1f} a sentence {dense:5.1f} numbers in 100 words  {where}\n")
     if shown:
         sys.stdout.write(f"{total:6} words in all\n")
     sys.stdout.write("".join(f"{line}\n" for line in found))

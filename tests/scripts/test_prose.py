@@ -1,7 +1,7 @@
 """The English of the pages, and that the check finds what it is for."""
 
 from scripts.links import ROOT
-from scripts.prose import pages, problems, sentences, words
+from scripts.prose import figures, pages, problems, sentences, words
 
 
 def test_the_pages_are_in_short_sentences_and_plain_words():
@@ -25,3 +25,13 @@ def test_sentences_leave_code_tables_and_headings_out():
     text = "# Head\nOne e.g. this `code here` ends. Two, [a link](x.md)!\n\n| a |\n\n- one\n- item two\n\n    code\n"
     assert sentences(text) == ["One e.g. this code ends.", "Two, a link!", "one", "item two"]
     assert words("It is 3 — or 4.") == 5
+
+
+def test_numbers_are_counted_in_a_page_without_its_code():
+    assert figures("It rose from 27 to 71 % in 40 steps of Qwen3 (5e-5, 1,024).\n```\n1 2 3\n```\n`4` [x](5.md)") == 5
+
+
+def test_the_pages_for_newcomers_are_those_that_the_check_is_strict_with():
+    strict = {str(path.relative_to(ROOT)) for path, first in pages() if first}
+    assert {"README.md", "docs/start.md", "docs/tutorials/own-data.md", "docs/coming-from/trl.md"} <= strict
+    assert len(strict) >= 20
