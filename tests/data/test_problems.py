@@ -389,3 +389,31 @@ def test_pointers_come_from_their_column() -> None:
     assert [problem.pointers for problem in load_problems(rows)] == [None, None]
     kept = load_problems(load_problems(rows, config).problems)
     assert [problem.pointers for problem in kept] == ["3, 17", None]
+
+
+@each_format
+def test_pointers_are_read_from_every_kind_of_file(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, suffix, [row(needed="1, 3", bulk="x")])
+    config = DataConfig(columns=ColumnConfig(pointers="needed"))
+    assert [problem.pointers for problem in load_problems(path, config)] == ["1, 3"]
+
+
+@each_format
+def test_rows_of_trl_need_no_mapping(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt": "1 + 1?", "privileged_context": "It is 2.", "answer": "2", "other": "x"}]
+    assert bare(load_problems(write(tmp_path, suffix, rows))) == [Problem("1 + 1?", "It is 2.", "2")]
+
+
+def test_a_conversation_of_one_message_is_its_text() -> None:
+    said = {"role": "user", "content": "1 + 1?"}
+    told = [{"role": "user", "content": "It is 2."}]
+    assert bare(load_problems([{"prompt": [said], "privileged_context": told}])) == [Problem("1 + 1?", "It is 2.")]
+    assert bare(load_problems([{"prompt": [said], "solution": "2"}])) == [Problem("1 + 1?", "2")]
+    both = {"prompt": [said], "privileged_context": told, "solution": "2"}
+    assert bare(load_problems([both])) == [Problem("1 + 1?", "It is 2.")]
+    alone = DataConfig(columns=ColumnConfig(solution=None))
+    assert bare(load_problems([{"prompt": [said], "answer": "2"}], alone)) == [Problem("1 + 1?", "", "2")]
+    assert error_of([{"prompt": [said, said], "privileged_context": told}]).startswith(
+        'memory, row 1: column "prompt" is list'
+    )
+    assert error_of([{"prompt": [said]}]).startswith('memory, row 1: column "privileged_context" is missing')

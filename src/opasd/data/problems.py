@@ -31,6 +31,8 @@ DEFAULT = DataConfig()
 NAMED_FAULTS = 20
 """Number of bad rows that a report describes; it counts them all."""
 
+_TRL = ("prompt", "privileged_context")
+"""Columns of TRL's trainers: what the student sees, and what only the teacher sees."""
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -159,6 +161,8 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         own_id, row = row.id, dataclasses.asdict(row)
     if not isinstance(row, Mapping):
         raise RowError(None, f"is {_describe(row)}, not an object with columns")
+    if columns.question == DEFAULT.columns.question not in row and _TRL[0] in row:
+        columns, row = _from_trl(columns, row)
     question = _text(row, columns.question)
     solution = "" if columns.solution is None else _text(row, columns.solution)
     if len(solution) > config.solution_limit:
@@ -166,6 +170,19 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         raise RowError(columns.solution, excess)
     pointers = None if columns.pointers is None else _as_text(row, columns.pointers)
     return Problem(question, solution, _answer(row, columns), own_id or default_id, pointers)
+
+
+def _from_trl(columns: ColumnConfig, row: Mapping[str, Any]) -> tuple[ColumnConfig, Mapping[str, Any]]:
+    """Return the columns of a row of TRL's form, and the row with the text of each conversation of one message."""
+    plain = dict(row)
+    for name in _TRL:
+        match row.get(name):
+            case [{"role": "user" | "assistant", "content": str(text)}]:
+                plain[name] = text
+    names = {"question": _TRL[0]}
+    if columns.solution == DEFAULT.columns.solution and (_TRL[1] in row or columns.solution not in row):
+        names["solution"] = _TRL[1]
+    return columns.model_copy(update=names), plain
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:

@@ -23,8 +23,6 @@ Problems = Iterable[Problem] | Iterable[Mapping[str, Any]] | str | os.PathLike[s
 """Rows in memory (mappings, `Problem`s, a `datasets.Dataset`), or a source by name: file, folder, hub name, task."""
 Columns = ColumnConfig | Mapping[str, str | None]
 """Which column holds the question, the solution and the answer."""
-_TRL = ("prompt", "privileged_context")
-"""Columns of TRL's trainers: what the student sees, and what only the teacher sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +78,6 @@ def _checked(
     rows = list(dataset)
     if not rows:
         return RunSet((), DataReport("memory"), on_bad_row, config=DataConfig(source="memory"))
-    if columns is None and _is_trl(rows[0]):
-        solution = next((name for name in (_TRL[1], "solution") if name in rows[0]), _TRL[1])
-        columns = ColumnConfig(question=_TRL[0], solution=solution)
-        rows = [_plain(row) for row in rows]
     config = DataConfig(on_bad_row=on_bad_row, columns=_wanted(columns or ColumnConfig(), solutions))
     if isinstance(dataset, ProblemSet) or all(isinstance(row, Problem) and row.id for row in rows):
         config = config.model_copy(update={"deduplicate": False, "solution_limit": sys.maxsize})
@@ -93,22 +87,6 @@ def _checked(
         bad, faults = dataset.report.bad + report.bad, [*dataset.report.faults, *report.faults]
         report, origin = replace(dataset.report, kept=report.kept, bad=bad, faults=faults), dataset.config
     return RunSet(checked.problems, report, on_bad_row, config=origin)
-
-
-def _is_trl(row: object) -> bool:
-    return isinstance(row, Mapping) and _TRL[0] in row and ColumnConfig().question not in row
-
-
-def _plain(row: Any) -> Any:
-    """Return a row of TRL's with one user message in place of a conversation that has no other."""
-    if not isinstance(row, Mapping):
-        return row
-    plain = dict(row)
-    for name in _TRL:
-        match row.get(name):
-            case [{"role": "user" | "assistant", "content": str(text)}]:
-                plain[name] = text
-    return plain
 
 
 @contextmanager

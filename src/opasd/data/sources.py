@@ -299,7 +299,7 @@ def _read_parquet(path: Path, columns: ColumnConfig) -> Numbered:
 
 def _needed_columns(names: Iterable[str], columns: ColumnConfig) -> list[str] | None:
     """Return the columns to decode; None, for all, if one is missing, so that the error can list the existing ones."""
-    needed = {column for column in (columns.question, columns.solution, columns.answer) if column}
+    needed = {column for column in (columns.question, columns.solution, columns.answer, columns.pointers) if column}
     optional = set() if columns.answer else set(ANSWER_COLUMNS)
     return sorted(needed | optional & set(names)) if needed <= set(names) else None
 
