@@ -31,8 +31,20 @@ def test_the_head_is_what_a_hub_reads():
     assert data["base_model"] == "Qwen/Qwen3-1.7B"
     assert data["library_name"] == "peft"
     assert "opasd" in data["tags"]
+    assert data["pipeline_tag"] == "text-generation"
+    assert data["datasets"] == ["siyanzhao/Openthoughts_math_30k_opsd"]
     full = ModelCard(model_card(make_config(model={"adaptation": "full"}), [])).data.to_dict()
     assert full["library_name"] == "transformers"
+
+
+@pytest.mark.parametrize(
+    "source", ["lab", "sums.jsonl", "data/sums.jsonl", "data/sums.csv.gz", "/data/sums", "data/sums"]
+)
+def test_only_a_data_set_of_the_hub_is_named_as_one(source, tmp_path, monkeypatch):
+    """The hub refuses a card that names what cannot be a data set there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "sums").mkdir(parents=True)
+    assert "datasets" not in ModelCard(model_card(make_config(data={"source": source}), [])).data.to_dict()
 
 
 @pytest.mark.parametrize("name", ["lab", "a name: # with 'odd' \"signs\"", "- x", "[y]", "1e3", "数/型"])

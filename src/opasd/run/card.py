@@ -1,8 +1,9 @@
 """The model card of a finished run."""
 
 import json
+import re
 import statistics
-from pathlib import PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from opasd.config import RunConfig
@@ -23,6 +24,8 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
         "---",
         *on_hub,
         "library_name: " + ("transformers" if config.model.adaptation == "full" else "peft"),
+        "pipeline_tag: text-generation",
+        *([f"datasets: [{json.dumps(source)}]"] if _on_hub(config.data.source) else []),
         "tags: [on-policy-distillation, self-distillation, opasd]",
         "---",
         "",
@@ -58,6 +61,11 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "## Configuration", "", "```json", settings, "```", ""])
 
 
+def _on_hub(source: str) -> bool:
+    """Tell whether a source is the name of a data set on the hub, and no file or folder here."""
+    return _HUB_SET.fullmatch(source) is not None and not Path(source).exists()
+
+
 def _public(name: str) -> str:
     """Return a name as a card may show it: of a path on this machine, only the last part."""
     windows = PureWindowsPath(name)
@@ -74,6 +82,8 @@ def _without_paths(settings: Any, key: str = "") -> Any:
     return _public(settings) if isinstance(settings, str) and key in _PATHS else settings
 
 
+_HUB_SET = re.compile(r"[\w-][\w.-]*/(?!.*\.(?:jsonl|json|csv|parquet)(?:\.gz)?$)[\w-][\w.-]*", re.IGNORECASE)
+"""Names that may be data sets of the hub: `organisation/name`, and no file."""
 _PATHS = frozenset({"name_or_path", "source", "output_dir", "adapter_dir", "extra"})
 """Settings that may hold a path; any of `train.extra` may."""
 
