@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,14 +146,38 @@ class Story:
         return found or [word]
 
     def check_only(self, block: Block) -> None:
-        """Have the flags of `opasd train` read where a block cannot run."""
+        """Have the lines of a block that cannot run read: recipes, flags, files, extras and targets must be there."""
         for line in lines(block.text) if block.kind == "bash" else []:
-            words = shlex.split(line)
-            if words[:2] == ["opasd", "train"] and "--resume" not in words:
-                if "--num-processes" in words:
-                    at = words.index("--num-processes")
-                    del words[at : at + 2]
-                done = opasd(self.folder, "validate", *words[2:])
-                told = done.stdout + done.stderr
-                assert "Traceback" not in told, f"{block}: {line}\n{told[-2000:]}"
-                assert not re.search(r"has no flag|unknown field|no recipe", told), f"{block}: {line}\n{told[-1500:]}"
+            words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]
+            if words[0] == "accelerate":
+                config = ROOT / words[words.index("--config_file") + 1]
+                assert config.is_file(), f"{block}: {config.name} is not there"
+                words = ["opasd", *words[words.index("opasd.cli") + 1 :]]
+            if words[0] == "opasd":
+                self.read(words[1:], line, block)
+            elif words[0] == "pip":
+                extras = re.findall(r"\[(.*?)\]", " ".join(words))
+                known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+                assert set(extras) <= known.keys(), f"{block}: {line}: there are {', '.join(known)}"
+            elif words[0] == "make":
+                known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+                assert words[1] in known, f"{block}: {line}: there are {', '.join(known)}"
+            else:
+                assert words[:2] == ["vllm", "serve"], f"{block}: {words[0]} is nothing that the tests know"
+
+    def read(self, words: list[str], line: str, block: Block) -> None:
+        """Have a command line read by one that starts nothing; what this machine lacks is no mistake of the page."""
+        if "mine.jsonl" in words:
+            rows = (f'{{"problem": "{n} + 0?", "solution": "It is {n}.", "answer": "{n}"}}\n' for n in range(64))
+            (self.folder / "mine.jsonl").write_text("".join(rows))
+        if words[0] == "train":
+            if "--num-processes" in words:
+                at = words.index("--num-processes")
+                del words[at : at + 2]
+            done = opasd(self.folder, "validate", *words[1:])
+        else:
+            assert words[0] == "sweep", f"{block}: {line}: the tests cannot read this without running it"
+            done = opasd(self.folder, *words, "--dry-run")
+        told = (done.stdout + done.stderr).partition("error: ")[2].removeprefix("this cannot run:").strip()
+        missing = re.fullmatch(r".* needs \w+; pip install .*|.* there are \d+ GPUs here; .*", told)
+        assert done.returncode == 0 or missing, f"{block}: {line}\n{told or done.stdout + done.stderr}"

@@ -155,6 +155,12 @@ def test_wrong_entries_are_refused(tmp_path, text, words):
         find_benchmarks([str(tmp_path / "mine.yaml")])
 
 
+def test_a_file_of_trl_with_answers_is_a_benchmark(tmp_path):
+    path = write(tmp_path / "trl.jsonl", [{"prompt": "1 + 1?", "privileged_context": "It is 2.", "answer": "2"}])
+    (problem,) = load(find_benchmarks([str(path)])[0]).problems
+    assert (problem.question, problem.solution, problem.answer) == ("1 + 1?", "", "2")
+
+
 def test_wrong_rows_are_told(tmp_path):
     with pytest.raises(DataError, match='no column for the question; there is "q", "answer"'):
         load(find_benchmarks([str(write(tmp_path / "a.jsonl", [{"q": "x", "answer": "1"}]))])[0])

@@ -40,7 +40,7 @@ DATA_DIR = "OPASD_DATA_DIR"
 """Environment variable that names the folder of local copies."""
 PAPER = ("aime24", "aime25", "aime26", "hmmt25")
 """Benchmarks of an evaluation that names none."""
-QUESTION_COLUMNS = ("problem", "question")
+QUESTION_COLUMNS = ("problem", "question", "prompt")
 """Columns that may hold the question in a file without an entry."""
 _ENDINGS = ("jsonl", "jsonl.gz", "json", "json.gz", "parquet", "csv", "csv.gz")
 _TRAINING_ADVICE = re.compile(r" or set data\.| Check data\.")
