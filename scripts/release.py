@@ -1,4 +1,4 @@
-"""Make a release: version, changelog, commit, tag, wheel and sdist, and a check of the wheel in a clean environment.
+"""Make a release: version, changelogs, addresses, commit, tag, wheel and sdist, and a trial of the wheel by itself.
 
     python -m scripts.release 0.2.0 --dry-run      # everything, in a copy that is thrown away
     python -m scripts.release 0.2.0                # leaves a commit, the tag v0.2.0 and dist/; pushes nothing
@@ -34,6 +34,7 @@ def release(root: Path, version: str, dist: Path, *, day: str, download: bool) -
     before = _git(root, "rev-parse", "HEAD")
     try:
         _write_version(root, version, day)
+        _write_urls(root)
         _git(root, "commit", "--quiet", "--all", "--message", f"Release {version}")
         built = build(root, dist)
         check_wheel(next(path for path in built if path.suffix == ".whl"), version, root, download=download)
@@ -54,13 +55,16 @@ def _refuse(root: Path, version: str) -> None:
         raise ReleaseError(f"the tag v{version} is there already; choose the next version")
     if len(re.findall(r"^## .*\(unreleased\)$", (root / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)) != 1:
         raise ReleaseError("CHANGELOG.md needs one heading that ends in (unreleased), with what changed for users")
+    if "(unreleased)" not in (root / "docs/changelog.md").read_text("utf-8"):
+        raise ReleaseError("docs/changelog.md needs a heading that ends in (unreleased), with what a user notices")
 
 
 def _write_version(root: Path, version: str, day: str) -> None:
-    """Write the version where it stands: the package, the changelog and CITATION.cff."""
+    """Write the version where it stands: the package, both changelogs and CITATION.cff."""
     for name, pattern, new in (
         ("src/opasd/__init__.py", r'^__version__ = ".*"$', f'__version__ = "{version}"'),
         ("CHANGELOG.md", r"^## .*\(unreleased\)$", f"## {version} ({day})"),
+        ("docs/changelog.md", r"^## .*\(unreleased\)$", f"## {version} ({day})"),
         ("CITATION.cff", r"^version: .*$", f"version: {version}"),
         ("CITATION.cff", r"^date-released: .*$", f"date-released: {day}"),
     ):
@@ -69,6 +73,25 @@ def _write_version(root: Path, version: str, day: str) -> None:
         if found != 1:
             raise ReleaseError(f"{name} has {found} lines that match {pattern}; it must have one")
         path.write_text(text, "utf-8")
+
+
+def _write_urls(root: Path) -> None:
+    """Write the addresses of the project, if its repository has one and pyproject.toml names none."""
+    path, heading = root / "pyproject.toml", "[project.urls]"
+    home = address(_git(root, "config", "--default", "", "--get", "remote.origin.url"))
+    text = path.read_text("utf-8")
+    if home and heading not in text:
+        pages = {"Repository": "", "Issues": "/issues"}
+        pages |= {"Documentation": "/blob/HEAD/docs/index.md", "Changelog": "/blob/HEAD/CHANGELOG.md"}
+        lines = "".join(f'{name} = "{home}{page}"\n' for name, page in pages.items())
+        path.write_text(text.replace("[project.scripts]", f"{heading}\n{lines}\n[project.scripts]", 1), "utf-8")
+
+
+def address(remote: str) -> str | None:
+    """Return the address in a browser of a repository that git reaches by `remote`; None if that is on this machine."""
+    match = re.fullmatch(r"(?:https|ssh)://(?:[^@/]*@)?([^:/@]+)(?::\d+)?/(.+?)(?:\.git)?/?", remote)
+    match = match or re.fullmatch(r"[\w-]+@([\w.-]+):(.+?)(?:\.git)?/?", remote)
+    return f"https://{match[1]}/{match[2]}" if match else None
 
 
 def build(root: Path, dist: Path) -> list[Path]:
