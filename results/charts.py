@@ -6,6 +6,8 @@
     opasd-opsd.svg      OPASD − OPSD on the same problems, one row an experiment
     clip.svg            accuracy after 120 steps by clip, with and without the attention loss
     embedded.svg        the embedded model's rollouts over 40 steps, by objective
+    solution-mass.svg   ρ over the steps, by task and reference
+    attention-by-weight.svg   the attention divergence over the steps, by λ
     probe-gain.svg      what a probe says beforehand, against what training gained
     look-NAME.svg       attention on what a step needs, by layer, of every look in looks.json
 
@@ -22,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from records import evaluated_models, read_document, read_rows
+from signs import attention_by_weight, solution_mass
 from summaries import SEEDS, Evaluation, load_evaluation, training_steps
 from tables_gsm8k import preference
 
@@ -214,6 +217,7 @@ def keep(source: str, name: str, title: str) -> None:
 def figures() -> dict[str, str]:
     """Return the pictures by the names of their files."""
     drawn = {"opasd-opsd": forest(), "clip": clips(), "embedded": embedded(), "probe-gain": probe_against_gain()}
+    drawn |= {"solution-mass": solution_mass(), "attention-by-weight": attention_by_weight()}
     return {f"{name}.svg": svg(figure, standalone=True) + "\n" for name, figure in (drawn | looks()).items()}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("reading", "records", "summaries", "tables_gsm8k", "charts")
+MODULES = ("reading", "records", "signs", "summaries", "tables_gsm8k", "charts")
 
 
 @pytest.fixture(scope="module")
