@@ -184,9 +184,13 @@ def test_metrics_samples_and_validation(tmp_path):
         "rollout/length_max", "rollout/truncated", "tokens/generated", "tokens/processed", "rollout/markers_per_1000",
         "seconds/rollout", "seconds/teacher", "seconds/student", "seconds/update", "ms_per_processed_token",
         "memory/peak_bytes", "flops/rollout", "flops/teacher", "flops/student", "flops/update", "grad_norm",
-        "learning_rate",
+        "learning_rate", "attention/reference_text_mass", "attention/reference_words_mass",
     }  # fmt: skip
     assert wanted <= steps[0].keys()
+    assert not [name for name in steps[0] if name.startswith("looked/") or name == "attention/needed_mass"]
+    parts = steps[0]["attention/reference_text_mass"], steps[0]["attention/reference_words_mass"]
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(steps[0]["attention/solution_mass"], rel=0.2)  # of eight rollouts of sixteen
     assert all(row["seconds/update"] > 0 for row in steps)
     assert steps[0]["tokens/generated"] <= 16 * 6
     samples = list(Records(tmp_path / "samples.jsonl"))

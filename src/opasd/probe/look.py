@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from opasd.config import PromptConfig, RunConfig
 from opasd.data.made import needed_spans
 from opasd.data.problems import Problem
 from opasd.errors import AlignmentError, ConfigError, PromptError
 from opasd.losses import projection
-from opasd.losses.attention import attention_heads, attention_rows
+from opasd.losses.attention import attention_rows
 from opasd.losses.attention_chunked import seen_by_both
 from opasd.losses.divergence import formulas_of
 from opasd.losses.inputs import LayerAttention
+from opasd.model.looking import decoder, inside, needed_masses, rho_parts
 from opasd.model.scoring import Scorer
 from opasd.probe.measure import Setup
 from opasd.progress import SampleProgress
@@ -120,6 +120,7 @@ def responses(setup: Setup, answers: Sequence[Rollout] | None, longest: int) -> 
 def look(config: RunConfig, setup: Setup, texts: Sequence[Response], progress: SampleProgress) -> list[Look]:
     """Return what both roles look at in each response, with each reference that its problem has."""
     model, tokenizer, precision = setup.model, setup.tokenizer, setup.precision
+    decode = decoder(tokenizer)
     builders = {name: PromptBuilder(tokenizer, prompts) for name, prompts in references(config.prompts).items()}
     scorer = Scorer(model, "all")
     looks: list[Look] = []
@@ -127,7 +128,7 @@ def look(config: RunConfig, setup: Setup, texts: Sequence[Response], progress: S
     for number, response in enumerate(texts):
         began, tokens = time.perf_counter(), 0
         student: tuple[LayerAttention, ...] | None = None
-        needs = needed_spans(response.source, response.problem, _decode(tokenizer)(list(response.ids)))
+        needs = needed_spans(response.source, response.problem, decode(list(response.ids)))
         for name, builder in builders.items():
             try:
                 pair = builder.pair(response.problem)
@@ -138,15 +139,11 @@ def look(config: RunConfig, setup: Setup, texts: Sequence[Response], progress: S
                 if student is None:
                     student = scorer([rollout], "student", query=config.objective.attention.query)[0].layers
                 teacher = scorer([rollout], "teacher", query=config.objective.attention.query)[0].layers
-            steps = needed_steps(pair, response.ids, needs or [], _decode(tokenizer))
+            steps = needed_steps(pair, response.ids, needs or [], decode)
             looks.append(_read(rollout, name, student, teacher, steps, config))
             tokens += len(rollout.teacher_ids)
         progress.advance("where they look", 1, tokens, time.perf_counter() - began)
     return looks
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase) -> Any:
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _read(
@@ -162,7 +159,7 @@ def _read(
     alignment = align(rollout.pair, rollout.num_tokens, **options).to(student[0].query_HTD.device)
     layers = list(zip(student, teacher, strict=True))
     shares = [_shares(*pair, alignment, rollout, config) for pair in layers]
-    masses = [_masses(*pair, alignment, steps) for pair in layers] if steps else []
+    masses = [needed_masses(*pair, alignment, steps) for pair in layers] if steps else []
     seen = [int(alignment.student_query[step.token]) + 1 for step in steps]
     columns = {name: [mass[name] for mass in masses] if steps else None for name in _MASSES}
     return Look(
@@ -183,51 +180,12 @@ _MASSES = (
 )  # fmt: skip
 
 
-def _masses(
-    student: LayerAttention, teacher: LayerAttention, alignment: Alignment, steps: Sequence[NeededStep]
-) -> dict[str, Any]:
-    """Return the attention on what the steps need in one layer, as means over the steps."""
-    device = alignment.student_query.device
-    token_N = torch.tensor([step.token for step in steps], device=device)
-    queries = alignment.student_query[token_N], alignment.teacher_query[token_N]
-    shared = alignment.student_shared, alignment.teacher_shared
-    seen_NJ = seen_by_both(queries, shared, (student.sliding_window, teacher.sliding_window))
-    copied_NJ, statement_NJ = (_inside([getattr(step, name) for step in steps], shared[0]) for name in _NEEDED)
-    student_HNS, teacher_HNS = (
-        attention_heads(replace(role, query_HTD=role.query_HTD[:, token_N]), query_N)
-        for role, query_N in zip((student, teacher), queries, strict=True)
-    )
-    student_HNJ, teacher_HNJ = student_HNS[..., shared[0]] * seen_NJ, teacher_HNS[..., shared[1]] * seen_NJ
-    rows = {"student": student_HNJ.mean(0), "projected": teacher_HNJ.mean(0)}
-    masses: dict[str, Any] = {"teacher": float((rows["projected"] * copied_NJ).sum(-1).mean())}
-    for name, mass_NJ in rows.items():
-        row_NJ = projection.normalise(mass_NJ)[0]
-        masses[name] = float((row_NJ * copied_NJ).sum(-1).mean())
-        masses[f"{name}_statement"] = float((row_NJ * statement_NJ).sum(-1).mean())
-    for name, heads_HNJ in (("student_heads", student_HNJ), ("projected_heads", teacher_HNJ)):
-        each = projection.normalise(heads_HNJ.flatten(0, 1))[0].unflatten(0, heads_HNJ.shape[:2])
-        masses[name] = (each * copied_NJ).sum(-1).mean(-1).tolist()
-    return masses
-
-
-_NEEDED = ("copied", "statement")
-
-
-def _inside(ranges: Sequence[range], position_J: Tensor) -> Tensor:
-    """[N, J] Whether a position is in each range."""
-    first_N1, stop_N1 = (
-        torch.tensor([getattr(one, end) for one in ranges], device=position_J.device)[:, None]
-        for end in ("start", "stop")
-    )
-    return (position_J >= first_N1) & (position_J < stop_N1)
-
-
 def _shares(
     student: LayerAttention, teacher: LayerAttention, alignment: Alignment, rollout: Rollout, config: RunConfig
 ) -> dict[str, float]:
     """Return one layer's mean divergence, its shares by part, and ρ in two, over all steps."""
     formulas, beta = formulas_of(config.objective.attention.divergence), config.objective.attention.jsd_beta
-    pair, parts = rollout.pair, _parts(alignment, rollout)
+    parts = _parts(alignment, rollout)
     totals: dict[str, float] = dict.fromkeys((*PARTS, "divergence", "rho_text", "rho_words"), 0.0)
     for start in range(0, alignment.num_tokens, CHUNK):
         chunk = slice(start, start + CHUNK)
@@ -238,14 +196,13 @@ def _shares(
             attention_rows(replace(role, query_HTD=role.query_HTD[:, chunk]), query_C)
             for role, query_C in zip((student, teacher), queries, strict=True)
         )
-        target_CJ, visible_C = projection.normalise(teacher_CS[:, shared[1]] * seen_CJ)
+        target_CJ, _ = projection.normalise(teacher_CS[:, shared[1]] * seen_CJ)
         student_CJ, _ = projection.normalise(student_CS[:, shared[0]] * seen_CJ)
         terms_J = formulas.terms(target_CJ, student_CJ, beta).sum(0)
-        block_C = teacher_CS[:, alignment.solution].sum(-1)
-        own_C = teacher_CS[:, pair.shown.start : pair.shown.stop].sum(-1)
-        whole_C = (block_C + visible_C).clamp_min(projection.LEAST_MASS)
+        token_C = torch.arange(start, min(start + CHUNK, alignment.num_tokens), device=shared[0].device)
+        text_C, words_C = rho_parts(student, teacher, alignment, rollout.pair.shown, token_C)
         sums = {name: terms_J[inside_J] for name, inside_J in parts.items()} | {"divergence": terms_J}
-        sums |= {"rho_text": own_C / whole_C, "rho_words": (block_C - own_C) / whole_C}
+        sums |= {"rho_text": text_C, "rho_words": words_C}
         for name, values in sums.items():
             totals[name] += float(values.sum())
     whole = totals["divergence"] or 1.0
@@ -257,7 +214,7 @@ def _parts(alignment: Alignment, rollout: Rollout) -> dict[str, Tensor]:
     """Return which shared positions belong to each part."""
     shared_J = alignment.student_shared
     template_J = torch.isin(shared_J, alignment.template)
-    problem_J = _inside([rollout.pair.student_question], shared_J)[0]
+    problem_J = inside([rollout.pair.student_question], shared_J)[0]
     response_J = ~alignment.in_prompt
     words_J = ~(template_J | problem_J | response_J)
     return dict(zip(PARTS, (template_J, problem_J, words_J, response_J), strict=True))

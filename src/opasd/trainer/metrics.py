@@ -23,6 +23,7 @@ from opasd.evaluation.answers import Answer, readable, thinking_prefix
 from opasd.evaluation.scores import pass_at_k
 from opasd.grading.outside import MATH, RolloutGrader, rollout_grader
 from opasd.model.cost import CostModel
+from opasd.model.looking import RATIOS
 from opasd.prompts.rollout import Rollout
 from opasd.rollout.engine import Completion
 
@@ -111,10 +112,10 @@ class StepMetrics:
         metrics: dict[str, float] = {"loss": logs["loss"]}
         names = dict.fromkeys(name for _, sums, *_ in gathered for name in sums if name != "loss")
         metrics |= {name: sum(sums.get(name, 0.0) for _, sums, *_ in gathered) / count for name in names}
-        # ⟨g_clip, g⟩ / |g|² of the whole step: a mean of the tokens' own quotients would be that of the smallest ones.
-        inner, square = (metrics.pop(f"token/{name}", None) for name in ("clip_inner", "gradient_square"))
-        if inner is not None and square:
-            metrics["token/clip_alignment"] = inner / square
+        for name, (above, below) in _RATIOS.items():
+            if above in metrics and metrics[below]:
+                metrics[name] = metrics[above] / metrics[below]
+        metrics = {name: value for name, value in metrics.items() if name not in _SUMS}
         metrics |= {"grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
         metrics |= self._rollout_metrics(rows)
         seconds = {name: max(parts[name] for *_, parts, _ in gathered) for name in _PARTS}
@@ -162,6 +163,10 @@ class StepMetrics:
 
 
 _PARTS = ("rollout", "teacher", "student", "update")
+_RATIOS = {"token/clip_alignment": ("token/clip_inner", "token/gradient_square"), **RATIOS}
+"""Quotients of a whole step's sums: ⟨g_clip, g⟩ / |g|², and where both roles look. A mean of the tokens' own quotients
+would be that of the smallest ones."""
+_SUMS = {"looked/rollouts", *(name for sums in _RATIOS.values() for name in sums)}
 
 
 def validation_metrics(

@@ -38,6 +38,7 @@ from opasd.grading.outside import GradeFunction, path_of, rollout_grader
 from opasd.losses.objective import LossOutput, objective_loss
 from opasd.losses.terms import LossTerm, MicroBatch, add_terms, terms_of
 from opasd.model import lora
+from opasd.model.looking import ROLLOUTS, decoder, look_sums
 from opasd.model.objective import loss_arguments, teacher_contexts, teacher_scores
 from opasd.model.scoring import Layout, Scorer, choose_layout
 from opasd.model.teacher import Teacher
@@ -270,6 +271,10 @@ class OPASDTrainer(RolloutTrainer):
                 scorer.settle()
                 loss = self._non_finite(rollouts, str(error))
                 return (loss, None) if return_outputs else loss
+            if objective.attends and not alone:
+                few = slice(max(0, ROLLOUTS - int(self.step_metrics.sums["looked/rollouts"])))
+                some = rollouts[few], student, teacher, arguments["alignments"][few]
+                self.step_metrics.add(look_sums(*some, decoder(self.processing_class)))
         scorer.settle()  # the loss has waited for the device already
         self.step_metrics.add(output.metrics)
         return (output.loss, output) if return_outputs else output.loss

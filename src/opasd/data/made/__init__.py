@@ -51,3 +51,8 @@ def needed_spans(source: str, problem: Problem, response: str) -> list[Need] | N
     if source not in TASKS:
         return None
     return (arithmetic if source == "arithmetic" else _SEEDED[source]).needed_spans(problem, response)
+
+
+def task_of(problem: Problem) -> str:
+    """Return the task whose problem this seems to be, by its id; another's id gives some other word."""
+    return problem.id.replace("/", "-").partition("-")[0]
