@@ -59,7 +59,7 @@ def test_a_few_positions_of_a_long_rollout_are_read(read, monkeypatch):
 
 
 def test_other_problems_have_no_needs_and_empty_rollouts_count_nothing(read):
-    _, rollouts, scores, alignments, decode = read
+    _, rollouts, scores, _, decode = read
     assert look_sums([], *scores, [], decode) == {"looked/rollouts": 0.0}
     problem = rollouts[0].pair.problem
     own = Problem(problem.question, problem.solution, problem.answer, "mine-1")

@@ -195,8 +195,12 @@ def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = No
 
 def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Problem]:
     """Return the puzzles of `make_puzzles` as problems."""
-    puzzles = make_puzzles(split, count, seed, level)
-    return [Problem(puzzle.question, puzzle.solution, puzzle.answer, puzzle.id) for puzzle in puzzles]
+    return list(map(as_problem, make_puzzles(split, count, seed, level)))
+
+
+def as_problem(puzzle: Puzzle) -> Problem:
+    """Return the puzzle as a problem."""
+    return Problem(puzzle.question, puzzle.solution, puzzle.answer, puzzle.id)
 
 
 def _draw(rng: random.Random, level: int, name: str) -> Puzzle | None:
