@@ -1,6 +1,6 @@
-"""Print every figure of docs/evidence/index.md that the records beside this file have.
+"""Print every figure of docs/evidence that the records beside this file have.
 
-    python results/tables.py [arithmetic] [math] [gsm8k] [lab] [lookup]
+    python results/tables.py [index] [arithmetic] [math] [gsm8k] [lab] [lookup]
 
 Without a name it prints all parts.
 """
@@ -9,16 +9,18 @@ import argparse
 
 from tables_arithmetic import print_arithmetic, print_math
 from tables_gsm8k import print_gsm8k
+from tables_index import print_index
 from tables_lab import print_lab
 from tables_lookup import print_lookup
 
 PARTS = {
-    "arithmetic": print_arithmetic, "math": print_math, "gsm8k": print_gsm8k, "lab": print_lab, "lookup": print_lookup,
+    "index": print_index, "arithmetic": print_arithmetic, "math": print_math, "gsm8k": print_gsm8k, "lab": print_lab,
+    "lookup": print_lookup,
 }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Print the figures of docs/evidence/index.md.")
+    parser = argparse.ArgumentParser(description="Print the figures of docs/evidence.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"one or more of {', '.join(PARTS)} (default: all)")
     names = parser.parse_args().parts or list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:

@@ -53,7 +53,8 @@ def says(advice, about):
 def test_training_is_worth_it_if_the_teacher_prefers_right_answers(verdict, start):
     advice = advise(summary(verdict), None, "none")
     assert says(advice, "train").startswith(start)
-    assert [one["about"] for one in advice] == ["train", "clip"]
+    assert [one["about"] for one in advice] == ["train", "reference", "clip"]
+    assert "--look" in says(advice, "reference")
     assert advice[0]["numbers"]["own_adds"]["mean"] == 0.1
 
 
@@ -69,6 +70,9 @@ def test_the_reference_with_the_largest_ratio_counts():
     found = advise(None, looks({"solution": ("fails", 0.8), "answer": ("fails", 1.1)}), "none")
     assert "--attention-weight 0" in says(found, "reference")
     assert "with answer" in says(found, "reference")
+    found = advise(None, looks({"solution": ("fails", 0.8), "pointers": ("fails", 1.4)}), "none")
+    assert "may have a chance with pointers" in says(found, "reference")
+    assert "--attention-weight 0 beside it" in says(found, "reference")
     assert "not clearly 2 times" in says(advise(None, looks({"solution": ("open", 2.2)}), "none"), "reference")
     numbers = next(one for one in found if one["about"] == "reference")["numbers"]
     assert numbers["solution"]["ratio"] == 0.8
@@ -76,6 +80,7 @@ def test_the_reference_with_the_largest_ratio_counts():
 
 def test_layers_and_support():
     found = advise(None, looks({"solution": ("fails", 0.8)}), "none")
+    assert "--samples" in says(found, "train")
     assert "layers [1]" in says(found, "layers")
     assert "0.200" in says(found, "layers")
     assert "the last layer 0.030" in says(found, "layers")

@@ -1,0 +1,59 @@
+"""The table of docs/evidence/index.md and that of the README; `python results/tables.py index` prints both."""
+
+from statistics import fmean, stdev
+
+from records import evaluated_models
+from summaries import SEEDS, Evaluation, load_evaluation, with_interval
+
+ROWS = {
+    "arithmetic, 0.5B": "arithmetic/objectives",
+    "GSM8K, 0.5B": "gsm8k/objectives",
+    "MATH-500, 0.5B": "math/objectives",
+    "embedded, 1.9 M": "lab/methods",
+}
+RUNS = {"OPSD": "opsd", "OPASD": "opasd", "attention alone": "attention", "pointwise": "opsd-pointwise"}
+OTHERS = {
+    ("GSM8K, 0.5B", "attention alone"): ("gsm8k/controls", "gsm8k/objectives"),
+    ("embedded, 1.9 M", "OPSD"): ("opsd-per-token",),
+}
+"""Records in another place, and runs of another name."""
+
+
+def of_seeds(task: str, method: str) -> list[Evaluation]:
+    """Return a method's evaluations, one a seed."""
+    other = OTHERS.get((task, method), ())
+    sweeps = [name for name in other if "/" in name] or [ROWS[task]]
+    run = next((name for name in other if "/" not in name), RUNS[method])
+    names = [f"{run}-seed-{seed}" for seed in SEEDS]
+    return [load_evaluation(sweep, name) for sweep in sweeps for name in names if name in evaluated_models(sweep)]
+
+
+def accuracies(task: str, method: str) -> list[float]:
+    return [100 * fmean(model.shares().values()) for model in of_seeds(task, method)]
+
+
+def base(task: str) -> str:
+    return with_interval(list(load_evaluation(ROWS[task], "base").shares().values()))
+
+
+def cell(task: str, method: str) -> str:
+    """Return the mean and the sample standard deviation over the seeds."""
+    found = accuracies(task, method)
+    return f"{fmean(found):.1f} ± {stdev(found):.1f}" if len(found) > 1 else ""
+
+
+def rows() -> dict[str, list[str]]:
+    """Return the cells of the page's rows with several seeds: base, OPSD, OPASD, attention alone, pointwise clip."""
+    return {task: [base(task), *(cell(task, method) for method in RUNS)] for task in ROWS}
+
+
+def readme_rows() -> list[str]:
+    """Return the rows of the README's table."""
+    return [f"| {task} | {base(task)} | {cell(task, 'OPSD')} | {cell(task, 'OPASD')} |" for task in ROWS]
+
+
+def print_index() -> None:
+    for task, cells in rows().items():
+        print(f"| {task} | {' | '.join(cells)} |")
+    print()
+    print("\n".join(readme_rows()))
