@@ -4,7 +4,7 @@
     python results/charts.py keep FILE NAME "TITLE"       adds a look (`opasd probe --look --json FILE`) to looks.json
 
     opasd-opsd.svg      OPASD − OPSD on the same problems, one row an experiment
-    clip.svg            accuracy after 120 steps by clip, with and without the attention loss
+    clip.svg            accuracy after 120 steps by clip, with and without the attention loss, and where the steps led
     embedded.svg        the embedded model's rollouts over 40 steps, by objective
     solution-mass.svg   ρ over the steps, by task and reference
     attention-by-weight.svg   the attention divergence over the steps, by λ
@@ -100,20 +100,22 @@ def forest() -> Figure:
 
 
 def clips() -> Figure:
-    """Accuracy after 120 steps, forward KL, by clip and objective; with the share of reversed tokens if recorded."""
+    """Accuracy after 120 steps, forward KL, by clip and objective, and where the steps led.
+
+    The records are older than `token/reversed`, so the sign is that of what the steps did: the unclipped divergence
+    from the teacher, over the first three steps and over the last eight.
+    """
     names, series = [], {"OPSD": [], "OPASD": []}
     for clip, runs in CLIPS.items():
-        reversed_share = [
-            row["token/reversed"] for row in training_steps("arithmetic/long", runs[0]) if "token/reversed" in row
-        ]
-        extra = f", {np.mean(reversed_share):.0%} reversed" if reversed_share else ""
-        evaluations = [load_evaluation("arithmetic/long", run) for run in runs]
-        tokens = " and ".join(f"{model.tokens:.0f}" for model in evaluations)
-        names.append(f"{clip}: {tokens} tokens{extra}")
-        for own, model in zip(series.values(), evaluations, strict=True):
-            own.append(estimate(list(model.shares().values())))
+        curves = [[row["token/divergence"] for row in training_steps("arithmetic/long", run)] for run in runs]
+        first, last = (np.mean([np.mean(curve[part]) for curve in curves]) for part in (slice(3), slice(-8, None)))
+        way = "away" if last > first else "closer"
+        names.append(f"{clip}, {way}: {first:.2f} → {last:.2f}")
+        for own, run in zip(series.values(), runs, strict=True):
+            own.append(estimate(list(load_evaluation("arithmetic/long", run).shares().values())))
     return Figure(
-        "clip", "Arithmetic 0.5B, forward KL, 120 steps: the clip decides", "bar", "clip", "accuracy, %",
+        "clip", "Arithmetic 0.5B, forward KL, 120 steps: the clip decides", "bar",
+        "clip, and whether steps lead away from the teacher: divergence at the start → at the end", "accuracy, %",
         [
             Series(
                 name, slot, [(float(n), 100 * one.mean) for n, one in enumerate(own)],

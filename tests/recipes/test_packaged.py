@@ -147,6 +147,20 @@ def test_the_lab_is_small(name: str) -> None:
     assert (config.model.name_or_path, config.data.source) == ("lab", "lab")
 
 
+def test_what_is_known_to_work_is_named_so_and_is_not_the_papers() -> None:
+    known = [name for name, recipe in RECIPES.items() if recipe.group == "start"]
+    assert known == [name for name in RECIPES if name.startswith("start-")]
+    for name in known:
+        config = RECIPES[name].config()
+        assert "not the paper's" in RECIPES[name].description
+        assert config.objective.token.clip != "pointwise"
+        assert config.teacher.update == "frozen"
+        if "qwen3" in name:
+            assert (config.objective.token.divergence, config.objective.token.clip) == ("reverse_kl", "none")
+            assert (config.train.learning_rate, config.train.max_steps) == (5e-5, 40)
+    assert RECIPES["start-pointers-qwen3-1.7b"].config().prompts.reference_fields() == {"pointers"}
+
+
 SMALL = [name for name, recipe in RECIPES.items() if recipe.group == "small"]
 
 

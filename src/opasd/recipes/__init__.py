@@ -1,10 +1,11 @@
 """Recipes: YAML files with what differs from the defaults or, with `extends`, from another recipe.
 
 The packaged recipes lie in folders: `lab` (the embedded model), `paper` (one for each published number), `open` (what
-the paper leaves open), `small` (a pretrained model on one GPU, in minutes). Five keys do not reach a run: `extends`
-(another recipe's name, or a file relative to this one), `description` (one line), `expects` (the published number that
-it should reproduce), `evaluate` (how `opasd sweep` evaluates the result) and `evaluate_only` (the model is evaluated
-untrained). A recipe inherits the last two.
+the paper leaves open), `small` (a pretrained model on one GPU, in minutes), `start` (what is known to work, to begin
+with). Five keys do not reach a run: `extends` (another recipe's name, or a file relative to this one), `description`
+(one line), `expects` (the published number that it should reproduce), `evaluate` (how `opasd sweep` evaluates the
+result) and `evaluate_only` (the model is evaluated untrained). A recipe inherits the
+last two.
 
     config = load_recipe("opasd-qwen3-1.7b").config()
 """
@@ -28,6 +29,7 @@ GROUPS = {
     "paper": "The paper's experiments, each with its published number (`opasd recipes show NAME`)",
     "open": "What the paper leaves open; no published numbers",
     "small": "A small pretrained model on one GPU, in minutes",
+    "start": "What is known to work so far, to begin with; not the paper's settings",
 }
 """The folders of packaged recipes, and what is in them."""
 YAML_ENDINGS = (".yaml", ".yml")
