@@ -60,6 +60,10 @@ class PromptPairs(Sequence[PromptPair]):
         without_ids = replace(pair, student_ids=(), teacher_ids=(), attention=own)
         self._packed.append((without_ids, array("i", pair.student_ids), array("i", pair.teacher_ids), own_ids))
 
+    def extend(self, pairs: "PromptPairs") -> None:
+        """Add the pairs of another list."""
+        self._packed += pairs._packed
+
     def __len__(self) -> int:
         return len(self._packed)
 
@@ -118,6 +122,16 @@ class PromptReport:
         ids = self.skipped_ids.setdefault(reason, [])
         if len(ids) < _EXAMPLES:
             ids.append(problem.id)
+
+    def add(self, later: "PromptReport") -> None:
+        """Count the rows of a report on later rows too."""
+        self.rows += later.rows
+        self.skipped += later.skipped
+        for reason, ids in later.skipped_ids.items():
+            self.skipped_ids[reason] = [*self.skipped_ids.get(reason, []), *ids][:_EXAMPLES]
+        self.solutions_cut += later.solutions_cut
+        self.solution_tokens_cut += later.solution_tokens_cut
+        self.neutralised += later.neutralised
 
     def to_dict(self) -> dict[str, int]:
         """Return all counts by name; a reason is listed only if it occurred."""

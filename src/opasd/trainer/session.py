@@ -25,6 +25,7 @@ from opasd.files import full_disk_errors
 from opasd.model.loading import adapt, load_model, load_tokenizer
 from opasd.rollout.engine import Completion
 from opasd.run.folder import check_disk
+from opasd.together import from_first
 from opasd.trainer.described import refuse_only_python
 from opasd.trainer.setup import setting_errors
 from opasd.trainer.trainer import OPASDTrainer
@@ -75,8 +76,10 @@ def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
             stacklevel=2,
         )
     model = adapt(model, config.model, checkpointing=config.train.gradient_checkpointing)
-    train_dataset = load_set(config.data, "train")
-    eval_dataset = {name: _validation_set(name, data) for name, data in config.validation_data.items()}
+    train_dataset = from_first(lambda: load_set(config.data, "train"))
+    eval_dataset = from_first(
+        lambda: {name: _validation_set(name, data) for name, data in config.validation_data.items()}
+    )
     names = ", ".join(sorted(config.train.extra))
     with setting_errors(f"train.extra ({names})", "change or leave it out") if names else nullcontext():
         trainer = OPASDTrainer(

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, PeftType, get_peft_model
@@ -26,6 +28,7 @@ from opasd.model.unwrap import unwrap
 from opasd.progress import with_progress
 from opasd.prompts.contexts import PromptPairs, PromptReport
 from opasd.prompts.pairs import PromptBuilder
+from opasd.together import from_all, from_first, processes, rank
 from opasd.trainer.accounts import Account, askable
 
 _log = logging.getLogger(__name__)
@@ -140,23 +143,38 @@ def prepare_data(
     config: OPASDConfig,
     on_bad_row: StopOrSkip,
     columns: Columns | None = None,
-    *,
-    show_progress: bool,
 ) -> RunData:
     """Make a prompt pair of every problem, and check that every validation question fits a prompt."""
     solutions = "solution" in config.prompts.reference_fields()
-    train = as_set(train_dataset, on_bad_row, solutions=solutions, columns=columns)
-    problems = with_progress("contexts made of problems", train.problems) if show_progress else train
-    pairs, prompt_report = builder.pairs(problems, on_bad_row=on_bad_row)
+    train = read_once(train_dataset, on_bad_row, solutions=solutions, columns=columns)
+    pairs, prompt_report = shared_pairs(builder, train, on_bad_row)
     if not pairs:
         raise ConfigError(f"no problem of the train_dataset can be used: {prompt_report.to_dict()}")
     accounts = {"data": Account(train.report, prompt_report, digest(pairs.problems))}
     validation_sets: dict[str, RunSet] = {}
     for name, problems in named_sets(eval_dataset, columns).items():
-        validation_sets[name], accounts[f"validation_data.{name}"] = askable(
-            name, problems, builder, thinking=config.validation.thinking
+        validation_sets[name], accounts[f"validation_data.{name}"] = from_first(
+            partial(askable, name, problems, builder, thinking=config.validation.thinking)
         )
     return RunData(pairs, prompt_report, validation_sets, accounts, train.config)
+
+
+def read_once(dataset: Problems, on_bad_row: StopOrSkip = "stop", **settings: Any) -> RunSet:
+    """Return a data set as `as_set` does; of processes that train together, one reads a source for all."""
+    read = partial(as_set, dataset, on_bad_row, **settings)
+    return from_first(read) if isinstance(dataset, str | os.PathLike) else read()
+
+
+def shared_pairs(builder: PromptBuilder, problems: RunSet, on_bad_row: StopOrSkip) -> tuple[PromptPairs, PromptReport]:
+    """Return all pairs and the counts of their rows; each process makes the contexts of its part of the rows."""
+    count, first = len(problems), rank()
+    part = problems[count * first // processes() : count * (first + 1) // processes()]
+    rows = with_progress("contexts made of problems", part) if first == 0 else part
+    pairs, report = PromptPairs(), PromptReport()
+    for made, counted in from_all(lambda: builder.pairs(rows, on_bad_row=on_bad_row)):
+        pairs.extend(made)
+        report.add(counted)
+    return pairs, report
 
 
 def named_sets(
@@ -167,7 +185,7 @@ def named_sets(
         return {}
     given = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
     sets = {
-        str(name): as_set(problems, solutions=False, columns=columns, purpose="validation")
+        str(name): read_once(problems, solutions=False, columns=columns, purpose="validation")
         for name, problems in given.items()
     }
     for name, problems in sets.items():

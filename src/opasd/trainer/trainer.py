@@ -168,9 +168,8 @@ class OPASDTrainer(RolloutTrainer):
         """Make every problem's contexts, and check that they fit the model with a rollout."""
         self.builder = PromptBuilder(tokenizer, self.config.prompts)
         self.data = setup.prepare_data(
-            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, self.columns,
-            show_progress=args.process_index == 0,
-        )  # fmt: skip
+            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, self.columns
+        )
         self.step_size = step_size(args, self.config, self.data.pairs)
         """What a step has, in words."""
         setup.check_contexts(self.student, tokenizer, self.data.pairs, self.config.rollout.max_new_tokens)

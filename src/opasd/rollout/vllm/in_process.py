@@ -30,7 +30,8 @@ from opasd.model.sharding import whole
 from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
 from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
-from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, processes
+from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
+from opasd.together import processes
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""

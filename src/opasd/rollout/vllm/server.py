@@ -9,7 +9,7 @@ This module knows what to say to one server: which base and adapter it must have
 import math
 import reprlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -28,7 +28,8 @@ from opasd.rollout.adapters import AdapterExport, check_folder
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.vllm.dispatch import Batch, Server
 from opasd.rollout.vllm.http import Refused, Unavailable
-from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine, processes
+from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
+from opasd.together import from_first, processes, rank
 
 _PREFIX = "opasd-"
 _REMEMBERED = 8
@@ -131,7 +132,9 @@ class ServerEngine(ServingEngine):
         if self.student is None:
             return
         weights = self.student.weights() if shards(self.student.model) else None  # all processes gather them
-        path = _from_first(partial(self.student.write, weights))
+        path = from_first(partial(self.student.write, weights))
+        if processes() > 1:
+            dist.barrier()  # nobody still samples with the version before
         old = self._adapter
         self._switch(f"{_PREFIX}{path.parent.name}-{path.name}", path)
         if old is not None:
@@ -173,8 +176,8 @@ class ServerEngine(ServingEngine):
     @property
     def limit(self) -> int:
         """This process's share of the `max_batch` requests that a server gets at a time."""
-        count, rank = processes(), dist.get_rank() if processes() > 1 else 0
-        return max(1, self.config.max_batch // count + (rank < self.config.max_batch % count))
+        count = processes()
+        return max(1, self.config.max_batch // count + (rank() < self.config.max_batch % count))
 
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
         for server in self.servers:
@@ -281,20 +284,3 @@ def read_completion(
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         raise Unavailable(f"a malformed completion: {reprlib.repr(answer)[:60]}") from None
     return ids, logprobs
-
-
-def _from_first(write: Callable[[], Path]) -> Path:
-    """Return the path that the first of the processes that train together writes, or raise its error in all."""
-    if processes() == 1:
-        return write()
-    shared: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            shared = [write()]
-        except Exception as error:
-            shared = [error]
-    dist.broadcast_object_list(shared)
-    dist.barrier()  # nobody still samples with the version before
-    if isinstance(shared[0], Exception):
-        raise shared[0]
-    return shared[0]

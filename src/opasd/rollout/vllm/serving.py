@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -24,11 +23,6 @@ from opasd.rollout.stops import stop_ids, stop_ids_of_files
 HALF_PRECISION = ("bfloat16", "float16")
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently raises a temperature between 0 and this to this."""
-
-
-def processes() -> int:
-    """Return the number of processes that train together."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 @dataclass(frozen=True)
