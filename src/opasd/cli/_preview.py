@@ -22,6 +22,8 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab")
 _HUB_MODEL = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _HUB_DATA = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _DATA_FILE = re.compile(r"\.(jsonl|json|parquet|csv)(\.gz)?$", re.IGNORECASE)
+PATIENCE = 1800
+"""Seconds that processes wait for one another, transformers' default of `ddp_timeout`."""
 _COUNTED_BYTES = 64 << 20
 _VALIDATED = "validation.every says when a run is validated; set that"
 _LOGGED = "every step is logged; leave it out"
@@ -54,6 +56,7 @@ def preview(config: RunConfig, processes: int) -> dict[str, Any]:
     batch = arithmetic(config, processes, data["problems"])
     errors = [
         *_combinations(config),
+        *_together(config, processes),
         *(source.pop("error") for source in (model, data, *validation.values()) if source.get("error")),
     ]
     return {
@@ -191,6 +194,20 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f"rollout.engine: {name} cannot sample from model.adaptation: {adaptation}; use model.adaptation: "
             f"{' or '.join(engine.adaptations)}, or rollout.engine: {others}"
         )
+
+
+def _together(config: RunConfig, processes: int) -> Iterator[str]:
+    """Yield what processes that train together cannot do."""
+    rollout = config.rollout
+    patience = config.train.extra.get("ddp_timeout", PATIENCE)
+    servers = processes > 1 and ENGINES[rollout.engine].servers
+    if servers and isinstance(patience, int | float) and rollout.servers.timeout >= patience:
+        yield (
+            f"rollout.servers.timeout: got {rollout.servers.timeout:g}, but processes wait {patience:g} s for one "
+            "another; lower it, or raise train.extra.ddp_timeout"
+        )
+    if rollout.engine == "vllm" and (obstacle := rollout.vllm.obstacle(processes)):
+        yield obstacle
 
 
 def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:

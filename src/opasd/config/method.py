@@ -122,6 +122,18 @@ class VLLMConfig(Section):
     """Number format of vLLM's weights; `auto` is the training model's."""
     eager: bool = False
     """Run without CUDA graphs: starts sooner, samples more slowly."""
+    tensor_parallel: int = Field(default=1, gt=0, le=1024)
+    """Training processes that share one copy of vLLM's weights, for a base that does not fit one GPU beside the
+    trainer. It divides the number of processes; those that share are neighbours, on one machine if they can be."""
+
+    def obstacle(self, processes: int) -> str:
+        """Return why so many processes cannot share vLLM's weights as the setting says, or nothing."""
+        if processes % self.tensor_parallel == 0:
+            return ""
+        return (
+            f"rollout.vllm.tensor_parallel: got {self.tensor_parallel}, which does not divide the number of processes, "
+            f"{processes}; start {self.tensor_parallel} or a multiple of it with --num-processes, or set it to 1"
+        )
 
 
 def check_address(url: str) -> None:

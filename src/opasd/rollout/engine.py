@@ -61,6 +61,8 @@ class RolloutEngine(ABC):
     half_precision = False
     """Whether a copy of the weights is in a 16-bit format; the drift check then allows for its rounding."""
 
+    stops_alone = True
+    """Whether one of the processes that train together may break off its sampling while the others go on."""
     runs_ahead = False
     """Whether it can sample while this process updates the weights: it has `begin`, `collect` and `abandon`."""
 

@@ -180,14 +180,16 @@ class _Sampling:
 
     def _stoppable(self, sample: Callable[..., list[Completion]], *args: Any, **kwargs: Any) -> list[Completion]:
         completions: list[Completion] | None = None
+        trainer, alone = self._trainer, self._trainer.engine.stops_alone
+        requested = trainer.stop_requested if alone else trainer.total(trainer.stop_requested) > 0
         try:
-            self.active = not self._trainer.stop_requested
-            completions = sample(*args, **kwargs) if self.active else None
+            self.active = alone and not requested
+            completions = None if requested else sample(*args, **kwargs)
         except Stopped:
             pass
         finally:
             self.active = False
         # One process may be done when another is stopped.
-        if self._trainer.total(completions is None) > 0 or completions is None:
+        if trainer.total(completions is None) > 0 or completions is None:
             raise Stopped
         return completions

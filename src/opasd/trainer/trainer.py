@@ -167,9 +167,7 @@ class OPASDTrainer(RolloutTrainer):
     ) -> None:
         """Make every problem's contexts, and check that they fit the model with a rollout."""
         self.builder = PromptBuilder(tokenizer, self.config.prompts)
-        self.data = setup.prepare_data(
-            train_dataset, eval_dataset, self.builder, self.config, on_bad_row, self.columns
-        )
+        self.data = setup.prepare_data(train_dataset, eval_dataset, self.builder, self.config, on_bad_row, self.columns)
         self.step_size = step_size(args, self.config, self.data.pairs)
         """What a step has, in words."""
         setup.check_contexts(self.student, tokenizer, self.data.pairs, self.config.rollout.max_new_tokens)

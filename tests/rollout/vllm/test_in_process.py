@@ -6,6 +6,8 @@ import os
 import random
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from opasd.rollout.transformers.engine import TransformersEngine
 from opasd.rollout.vllm.in_process import process_group_kept, undisturbed
 from opasd.rollout.vllm.server import ServerEngine
 from opasd.trainer import session
+from tests import nursery
 from tests.models import add_lora
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
@@ -130,6 +133,84 @@ def test_a_quantized_base_is_not_what_vllm_would_load(settings):
 def test_servers_must_be_named():
     with pytest.raises(ValueError, match="needs servers.urls"):
         RolloutConfig.model_validate({"engine": "vllm_server"})
+
+
+SHARING = """
+import sys
+import torch.distributed as dist
+import opasd.rollout.vllm.in_process as module
+from opasd.config import SamplingConfig
+from tests.rollout.vllm.test_in_process import StandIn, engine, make_model
+dist.init_process_group("gloo")
+sys.modules["vllm"], module.find_spec = StandIn, str
+made = engine(type(make_model()).from_pretrained(sys.argv[1]), engine="vllm", vllm={"tensor_parallel": 2})
+rank = dist.get_rank()
+for counts in ([1, 3, 0, 2], [0, 0, 0, 0]):
+    prompts = [[10 * rank + n, n] for n in range(counts[rank])]
+    got = made.generate(prompts, SamplingConfig(max_new_tokens=2), [7 * rank + n for n in range(counts[rank])])
+    assert [c.ids for c in got] == [(10 * rank + n, 7 * rank + n) for n in range(counts[rank])], got
+neighbours = rank // 2 * 2
+assert StandIn.asked == [[10 * r for r in (neighbours, neighbours + 1) for n in range([1, 3, 0, 2][r])]], StandIn.asked
+assert StandIn.settings["tensor_parallel_size"] == 2
+assert StandIn.settings["distributed_executor_backend"] == "external_launcher"
+assert not made.stops_alone
+print("checked")
+"""
+
+
+class StandIn:
+    """In the place of the module vllm: it answers a prompt with its first token and the request's seed."""
+
+    settings: ClassVar[dict] = {}
+    asked: ClassVar[list] = []
+    SamplingParams = dict
+
+    class LLM:
+        def __init__(self, **settings):
+            StandIn.settings = settings
+
+        def generate(self, prompts, requests, **_):
+            firsts = [prompt["prompt_token_ids"][0] for prompt in prompts]
+            StandIn.asked.append([first // 10 * 10 for first in firsts])
+            pairs = zip(firsts, requests, strict=True)
+            outputs = (SimpleNamespace(token_ids=[first, own["seed"]], logprobs=None) for first, own in pairs)
+            return [SimpleNamespace(outputs=[output]) for output in outputs]
+
+        def collective_rpc(self, *_, **__):
+            pass
+
+        reset_prefix_cache = apply_model = collective_rpc
+
+
+def test_processes_that_share_vllms_weights_ask_together(tmp_path):
+    """Four processes, two copies of the weights: each pair asks for what both want, and each gets its own."""
+    make_model().save_pretrained(tmp_path)
+    for done in nursery.run_together(4, "-c", SHARING, str(tmp_path)):
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "checked" in done.stdout
+
+
+def test_weights_are_shared_by_a_number_that_divides_the_processes(tmp_path):
+    settings = {"engine": "vllm", "vllm": {"tensor_parallel": 2}}
+    make_model().save_pretrained(tmp_path)
+    message = "rollout.vllm.tensor_parallel: got 2, which does not divide the number of processes, 1; start 2"
+    with pytest.raises(ConfigError, match=message):
+        engine(type(make_model()).from_pretrained(tmp_path), **settings)
+    config = RunConfig.model_validate({"rollout": settings, "model": {"name_or_path": "lab"}})
+    found = [[error for error in preview(config, count)["errors"] if "tensor_parallel" in error] for count in (3, 4)]
+    assert [len(errors) for errors in found] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("processes", "timeout", "extra", "refused"),
+    [(1, 1800, {}, False), (2, 1799, {}, False), (2, 1800, {}, True), (2, 1800, {"ddp_timeout": 3600}, False)],
+)
+def test_a_request_ends_before_other_processes_give_up(processes, timeout, extra, refused):
+    servers = SERVERS | {"servers": SERVERS["servers"] | {"timeout": timeout}}
+    config = RunConfig.model_validate({"rollout": servers, "train": {"extra": extra}, "model": {"name_or_path": "lab"}})
+    errors = [error for error in preview(config, processes)["errors"] if "servers.timeout" in error]
+    assert len(errors) == refused
+    assert all("lower it, or raise train.extra.ddp_timeout" in error for error in errors)
 
 
 def test_weights_of_zero_3_are_refused():

@@ -249,7 +249,7 @@ def test_processes_that_train_together_share_what_a_server_takes(max_batch, shar
     monkeypatch.setattr(server_module, "processes", lambda: 3)
     found = []
     for rank in range(3):
-        monkeypatch.setattr(server_module.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(server_module, "rank", lambda rank=rank: rank)
         found.append(engine.limit)
     assert found == shares
 

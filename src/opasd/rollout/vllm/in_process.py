@@ -31,7 +31,7 @@ from opasd.model.unwrap import unwrap
 from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
 from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
 from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
-from opasd.together import processes
+from opasd.together import processes, rank
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""
@@ -60,7 +60,11 @@ class VLLMEngine(ServingEngine):
                 "rollout.engine: vllm serves adapters in 16 bits alone on a GPU, and these weights are float32; set "
                 "rollout.vllm.dtype to bfloat16, or model.dtype"
             )
+        if obstacle := config.vllm.obstacle(processes()):
+            raise ConfigError(obstacle)
         super().__init__(config, base, longest)
+        self._sharing = sharing(config.vllm.tensor_parallel)
+        self.stops_alone = self._sharing is None
         self.student, self.weights = student, weights
         self.half_precision = dtype in HALF_PRECISION
         self._on_gpu = torch.cuda.is_available()
@@ -91,7 +95,8 @@ class VLLMEngine(ServingEngine):
             largest = next(known for known in RANKS if known >= rank)
             settings |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": largest}
         if processes() > 1:
-            settings["distributed_executor_backend"] = "external_launcher"
+            settings |= {"distributed_executor_backend": "external_launcher"}
+            settings |= {"tensor_parallel_size": config.vllm.tensor_parallel}
         with undisturbed():
             self._vllm = _import_vllm()
             try:
@@ -173,6 +178,16 @@ class VLLMEngine(ServingEngine):
             self._llm.llm_engine.engine_core.shutdown()
 
     def _complete(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
+        if self._sharing is None:
+            return self._completed(prompts, requests)
+        # Processes that share the weights compute every layer together, so each of them asks for what all want.
+        batches: list[Any] = [None] * self._sharing.size()
+        dist.all_gather_object(batches, (prompts, requests), group=self._sharing)
+        joined = [[item for batch in batches for item in batch[part]] for part in (0, 1)]
+        first = sum(len(batch[0]) for batch in batches[: self._sharing.rank()])
+        return self._completed(joined[0], joined[1])[first : first + len(prompts)]
+
+    def _completed(self, prompts: list[list[int]], requests: list[dict[str, Any]]) -> list[Completion]:
         if not prompts:
             self._rest()
             return []
@@ -205,6 +220,17 @@ class VLLMEngine(ServingEngine):
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=1)
             self._asleep = True
+
+
+def sharing(count: int) -> dist.ProcessGroup | None:
+    """Return the group of the `count` neighbours that share vLLM's weights with this process; None for one alone."""
+    if count == 1:
+        return None
+    own = None
+    for first in range(0, processes(), count):  # every process takes part in the making of every group
+        group = dist.new_group(list(range(first, first + count)), backend="gloo")
+        own = group if first <= rank() < first + count else own
+    return own
 
 
 def _pack_heads(model: nn.Module) -> None:
