@@ -287,7 +287,44 @@ def test_mistakes_are_one_message(workspace, capsys, words, message):
 def test_a_launch_of_many_processes_is_refused(workspace, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["probe", "lab"]) == 2
-    assert "one process, got a launch of 4; run it without a launcher" in capsys.readouterr().err
+    assert "got a launch of 4; run it without a launcher" in capsys.readouterr().err
+
+
+def test_processes_measure_what_one_measures(tmp_path, capsys):
+    words = ["probe", "lab", "--problems", "5", "--samples", "2", "--look", *SHORT]
+    found = []
+    for count in ("1", "2"):
+        target = tmp_path / f"{count}.json"
+        assert main([*words, "--num-processes", count, "--json", str(target)]) == 0
+        found.append(json.loads(target.read_text()))
+    pages = capsys.readouterr().out
+    one, two = found
+    assert set(one) == set(two)
+    for name in ("rows", "teacher_rows", "look_rows"):
+        assert len(one[name]) == len(two[name]) > 0
+        for first, second in zip(one[name], two[name], strict=True):
+            assert_close(first, second)
+    assert_close(one["summary"], two["summary"])
+    assert len(one["rows"]) == 10
+    assert pages.count("preference for right over wrong") == 2
+
+
+def assert_close(first, second):
+    """Equal, up to the rounding of numbers."""
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        first, second = [*first.values()], [*second.values()]
+    if isinstance(first, list):
+        for pair in zip(first, second, strict=True):
+            assert_close(*pair)
+    else:
+        assert second == (pytest.approx(first, rel=1e-3, abs=1e-3) if isinstance(first, float) else first)
+
+
+def test_servers_need_one_process(workspace, capsys):
+    urls = ["--rollout.engine", "vllm_server", "--rollout.servers.urls", "http://localhost:1"]
+    assert main(["probe", "lab", *urls, "--num-processes", "2"]) == 2
+    assert "servers share the requests themselves; leave it out" in capsys.readouterr().err
 
 
 def test_help_and_mistakes_need_no_torch(opasd: CommandLine):

@@ -135,9 +135,11 @@ def set_up(config: RunConfig, count: int, say: Callable[[str], None]) -> Setup:
     return Setup(model, tokenizer, builder, problems, precision)
 
 
-def probe(config: RunConfig, setup: Setup, *, samples: int, progress: SampleProgress) -> Probe:
-    """Measure `samples` answers of the student to each problem, and one of the teacher."""
-    model, tokenizer, problems, precision = setup.model, setup.tokenizer, setup.problems, setup.precision
+def probe(
+    config: RunConfig, setup: Setup, *, samples: int, progress: SampleProgress, part: slice = slice(None)
+) -> Probe:
+    """Measure `samples` answers of the student to each problem of the part, and one of the teacher."""
+    model, tokenizer, problems, precision = setup.model, setup.tokenizer, setup.problems[part], setup.precision
     attempts: dict[Role, list[Attempt]] = {
         "student": [(problem, number) for problem in problems for number in range(samples)],
         "teacher": [(problem, 0) for problem in problems],
@@ -149,9 +151,8 @@ def probe(config: RunConfig, setup: Setup, *, samples: int, progress: SampleProg
     ]
     progress.say(f"both roles read the student's {len(rollouts)} answers")
     readings = judge_if_possible(model, rollouts, config, precision, progress)
-    others = [
-        pair for pair in with_others_references(setup.builder, [p.pair for p in problems]) for _ in range(samples)
-    ]
+    others = with_others_references(setup.builder, [problem.pair for problem in setup.problems])
+    others = [pair for pair in others[part] for _ in range(samples)]
     controls = {n: replace(rollouts[n], pair=pair) for n, pair in enumerate(others) if pair is not None}
     progress.say("both roles read them again, with another problem's reference")
     progress.begin(len(controls), 0)

@@ -226,10 +226,10 @@ def sharing(count: int) -> dist.ProcessGroup | None:
     """Return the group of the `count` neighbours that share vLLM's weights with this process; None for one alone."""
     if count == 1:
         return None
-    own = None
-    for first in range(0, processes(), count):  # every process takes part in the making of every group
-        group = dist.new_group(list(range(first, first + count)), backend="gloo")
-        own = group if first <= rank() < first + count else own
+    starts = range(0, processes(), count)  # every process takes part in the making of every group
+    groups = [dist.new_group(list(range(first, first + count)), backend="gloo") for first in starts]
+    own = groups[rank() // count]
+    assert isinstance(own, dist.ProcessGroup)
     return own
 
 
