@@ -82,6 +82,38 @@ def test_frozen_without_adapters_is_the_initial_model():
         assert not torch.equal(logits(model), expected)
 
 
+@pytest.mark.parametrize("update", ["frozen", "ema", "snapshot"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_on_the_host_change_no_value(update, dtype):
+    """And the device holds one role's weights at a time: both are judged with in the same memory."""
+    settings = {"update": update, "snapshot_every": 2, "ema_decay": 0.5}
+    found = []
+    for offload in (False, True):
+        torch.manual_seed(0)
+        model, seen = make(dtype=dtype), []
+        places = [parameter.data_ptr() for parameter in model.parameters()]
+        teacher = Teacher(model, TeacherConfig(**settings, offload=offload))
+        for step in range(1, 5):
+            move(model)
+            teacher.after_step(step)
+            with teacher.judging():
+                seen.append(logits(model))
+                kept = [parameter.data_ptr() for parameter in model.parameters()] == places
+                assert kept == offload
+            seen.append(logits(model))
+        again = Teacher(make(dtype=dtype), TeacherConfig(**settings, offload=offload))
+        again.load_state_dict(teacher.state_dict())
+        assert same(teacher.state_dict(), again.state_dict())
+        found.append((seen, teacher.state_dict()))
+    assert all(torch.equal(*pair) for pair in zip(found[0][0], found[1][0], strict=True))
+    assert same(found[0][1], found[1][1])
+
+
+def test_an_offloaded_teacher_without_weights_of_its_own_is_told(caplog):
+    Teacher(make("full"), TeacherConfig(update="live", offload=True))
+    assert "teacher.offload: this teacher has no weights of its own" in caplog.text
+
+
 def trained_before(model: nn.Module) -> nn.Module:
     return add_lora(model)
 

@@ -55,6 +55,22 @@ def test_all_weights_need_gradients_states_and_a_teacher():
     assert "teacher's copy" not in memory(live, shape("4b"), LENGTHS, 64, H200).held
 
 
+def test_what_waits_on_the_host_is_not_on_the_gpu():
+    full = {"model": {"adaptation": "full", "dtype": "bfloat16"}}
+    plain = memory(config(**full), shape("8b"), LENGTHS, 64, H200)
+    moved = config(**full, teacher={"offload": True}, offload_activations=True)
+    offloaded = memory(moved, shape("8b"), LENGTHS, 64, H200)
+    copy, inputs = plain.held["teacher's copy"], plain.update["layer inputs"]
+    assert plain.host == {}
+    # While the teacher judges, the student's weights are there too.
+    assert [*offloaded.host.values()] == [copy, copy, inputs]
+    assert sum(plain.held.values()) - sum(offloaded.held.values()) == pytest.approx(copy)
+    head = offloaded.update["teacher's output head"]
+    assert sum(plain.update.values()) - sum(offloaded.update.values()) == pytest.approx(inputs - head)
+    alone = config(train={"gradient_checkpointing": False}, offload_activations=True)
+    assert memory(alone, shape("8b"), LENGTHS, 64, H200).host.keys() == {"activations"}
+
+
 def test_four_bits_need_less_than_a_half():
     lora = memory(config(), shape("8b"), LENGTHS, 64, H200).held["weights"]
     qlora = memory(config(model={"adaptation": "qlora"}), shape("8b"), LENGTHS, 64, H200).held["weights"]

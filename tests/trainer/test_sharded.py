@@ -300,6 +300,14 @@ def test_sharding_that_would_not_end_is_refused(plugin, stage, message):
         check_sharding(trainer, "skip")
 
 
+def test_copies_that_are_divided_do_not_wait_on_the_host():
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=2))
+    args = SimpleNamespace(fsdp=True, deepspeed=None, device=torch.device("cpu"))
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, is_deepspeed_enabled=False)
+    with pytest.raises(ConfigError, match=r"teacher\.offload: FSDP2 divides the teacher's weights"):
+        check_sharding(trainer, offload=True)
+
+
 def test_the_example_of_a_configuration_asks_for_version_2():
     path = processes.ROOT / "examples" / "clusters" / "fsdp2.yaml"
     settings = ClusterConfig.from_yaml_file(path)

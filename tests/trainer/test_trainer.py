@@ -599,8 +599,9 @@ def test_an_adapter_that_is_a_prompt_is_refused(tmp_path, kind):
         make_trainer(tmp_path, lora=False, model=model)
 
 
+@pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("update", ["frozen", "snapshot"])
-def test_the_teachers_output_head_is_the_teachers_own(tmp_path, monkeypatch, update):
+def test_the_teachers_output_head_is_the_teachers_own(tmp_path, monkeypatch, update, offload):
     """With all weights trained, the teacher's head is a copy that must outlast the moment of judging."""
     heads, students = [], []
 
@@ -610,11 +611,24 @@ def test_the_teachers_output_head_is_the_teachers_own(tmp_path, monkeypatch, upd
         return objective_loss(student, teacher, **kwargs)
 
     monkeypatch.setattr("opasd.trainer.trainer.objective_loss", watched)
-    trainer = make_trainer(tmp_path, lora=False, method={"teacher": {"update": update, "snapshot_every": 100}})
+    teacher = {"update": update, "snapshot_every": 100, "offload": offload}
+    trainer = make_trainer(tmp_path, lora=False, method={"teacher": teacher})
     initial = trainer.model.get_output_embeddings().weight.detach().clone()
     trainer.train()
     assert all(torch.equal(head, initial) for head in heads)
     assert not torch.equal(students[-1], initial)
+
+
+@pytest.mark.parametrize("update", ["frozen", "ema"])
+def test_a_teacher_on_the_host_trains_the_same_student(tmp_path, update):
+    found = []
+    for offload in (False, True):
+        folder = tmp_path / str(offload)
+        trainer = make_trainer(folder, lora=False, method={"teacher": {"update": update, "offload": offload}})
+        trainer.train()
+        found.append((rows(folder), [parameter.detach().clone() for parameter in trainer.model.parameters()]))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True))
 
 
 def resumed(folder, **arguments):

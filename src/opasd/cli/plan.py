@@ -114,7 +114,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "solution": plan.lengths.solution,
             "response": plan.lengths.response,
         },
-        "memory": {"held": memory.held, "rollout": memory.rollout, "update": memory.update}
+        "memory": {"held": memory.held, "rollout": memory.rollout, "update": memory.update, "host": memory.host}
         | {"peak": memory.peak, "needed": memory.needed, "available": plan.gpu.memory, "fits": plan.fits},
         "tokens": plan.tokens,
         "seconds": {
@@ -148,7 +148,8 @@ def page(plan: Plan) -> str:
         "",
         "memory of a GPU, GiB",
     ]
-    for phase, parts in (("", memory.held), ("rollout: ", memory.rollout), ("update: ", memory.update)):
+    phases = {"": memory.held, "rollout: ": memory.rollout, "update: ": memory.update}
+    for phase, parts in (phases | {"on the host: ": memory.host}).items():
         lines += [f"  {phase + name:<46} {size / GIB:8.1f}" for name, size in parts.items()]
     lines += [
         f"  {'peak, in the ' + memory.phase:<46} {memory.peak / GIB:8.1f}",

@@ -29,7 +29,7 @@ HARMLESS = (
     "train.max_steps", "train.save_steps", "train.save_total_limit", "train.report_to", "save_samples_every",
     "saved_samples", "validation.every", "objective.token.chunk_tokens", "objective.attention.chunk_queries",
     "plugins", "rollout.servers", "rollout.drift", "rollout.vllm.memory_share", "rollout.vllm.cache_bytes",
-    "rollout.vllm.sleep", "rollout.vllm.tensor_parallel", "model.trust_remote_code", "record_diff",
+    "rollout.vllm.sleep", "rollout.vllm.tensor_parallel", "teacher.offload", "model.trust_remote_code", "record_diff",
 )  # fmt: skip
 """Fields and whole sections that may change when a run is resumed: none of them alters what a step computes."""
 

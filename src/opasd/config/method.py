@@ -243,6 +243,9 @@ class TeacherConfig(Section):
     """Share of the old average that each step keeps, for `update: ema`."""
     snapshot_every: int = Field(default=50, gt=0)
     """Steps between copies of the student's weights, for `update: snapshot`."""
+    offload: bool = False
+    """Keep the teacher's own weights in the host's memory and swap them with the student's while it judges. A GPU then
+    holds one role's weights at a time. No value changes. FSDP2 divides them over the GPUs instead."""
 
 
 class ValidationConfig(Section):

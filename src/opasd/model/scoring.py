@@ -49,9 +49,13 @@ class Scorer:
     `layers` are the attention layers to capture, as in the configuration; with 0 there are none.
     """
 
-    def __init__(self, model: nn.Module, layers: Layers = 1, *, offload: bool = False) -> None:
-        """`offload`: keep what a forward saves for its backward in the host's memory."""
+    def __init__(
+        self, model: nn.Module, layers: Layers = 1, *, offload: bool = False, swaps_in_place: bool = False
+    ) -> None:
+        """`offload`: keep what a forward saves for its backward in the host's memory. `swaps_in_place`: a teacher's
+        weights lie where the student's do, so its output head must be copied."""
         self.model = model
+        self._swaps_in_place = swaps_in_place
         self._offload = offload
         self.capture = AttentionCapture(model, layers) if layers != 0 else None
         parameters = inspect.signature(unwrap(model).forward).parameters
@@ -84,8 +88,9 @@ class Scorer:
         head = output_head(self.model)  # after the forward, in which FSDP puts the whole weights in their place
         if not torch.is_grad_enabled():
             head = head.detach()  # of the weights of this moment: a teacher's are swapped out again
-            if shards(self.model):  # FSDP uses the same memory for the student's weights
-                head = replace(head, weight_VE=head.weight_VE.clone())
+            if self._swaps_in_place or shards(self.model):  # the student's weights will use the same memory
+                bias_V = None if head.bias_V is None else head.bias_V.clone()
+                head = replace(head, weight_VE=head.weight_VE.clone(), bias_V=bias_V)
         self._verify_head(head, hidden_BNE, last_logits_BV, precision)
         if captured and self.capture is not None:
             # The longest sequence reaches furthest; the last one of a packed row must ignore the most.

@@ -9,6 +9,7 @@ The teacher keeps copies of trained weights only, and swaps them into the model 
 that train beside adapters, such as biases, are not switched off with them and have copies too.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from opasd.errors import ConfigError
 from opasd.model.rules import RULES
 from opasd.model.sharding import local, shards, whole
 
+_log = logging.getLogger(__name__)
+
 
 class Teacher:
     """The teacher's weights of one model under training; `model` is not wrapped for data parallelism."""
@@ -43,8 +46,11 @@ class Teacher:
         ]
         """The adapters that the teacher computes without."""
         copied = {} if config.update == "live" else _trained(model, without_adapters=without_adapters)
-        self._copies: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in copied.items()}
-        """The teacher's own values, by the names of the student's parameters; sharded as these are."""
+        kept = _on_host if config.offload else torch.clone
+        self._copies: dict[str, Tensor] = {name: kept(parameter.detach()) for name, parameter in copied.items()}
+        """The teacher's own values, by the names of the student's parameters; sharded as these are, or on the host."""
+        if config.offload and not copied:
+            _log.warning("teacher.offload: this teacher has no weights of its own, so nothing is offloaded")
         if config.update == "ema" or config.update in RULES:  # an average in bfloat16 would lose its small changes
             self._copies = {name: c.to(torch.promote_types(c.dtype, torch.float32)) for name, c in self._copies.items()}
 
@@ -73,6 +79,9 @@ class Teacher:
             if isinstance(parameter, DTensor):  # FSDP gathers the weights from this memory
                 before[name] = local(parameter).clone()
                 local(parameter).copy_(local(values[name]))
+            elif self.config.offload:  # in the same memory: the other role's values wait on the host
+                before[name] = _on_host(parameter.data)
+                parameter.data.copy_(values[name])
             else:
                 before[name], parameter.data = parameter.data, values[name].to(parameter.dtype)
         return before
@@ -94,12 +103,18 @@ class Teacher:
         """Follow the student after optimizer step `step`, if this teacher moves."""
         if self.config.update == "ema":
             for name, parameter in self._parameters().items():
-                self._copies[name].lerp_(parameter.to(self._copies[name].dtype), 1 - self.config.ema_decay)
+                copy = self._copies[name]
+                moved = copy.to(parameter.device)  # the copy itself, unless that is on the host
+                copy.copy_(moved.lerp_(parameter.to(copy.dtype), 1 - self.config.ema_decay))
         elif self.config.update == "snapshot" and step % self.config.snapshot_every == 0:
             for name, parameter in self._parameters().items():
                 self._copies[name].copy_(parameter)
         elif rule := RULES.get(self.config.update):
-            rule(self._copies, {name: parameter.detach() for name, parameter in self._parameters().items()}, step)
+            parameters = {name: parameter.detach() for name, parameter in self._parameters().items()}
+            moved = {name: copy.to(parameters[name].device) for name, copy in self._copies.items()}
+            rule(moved, parameters, step)
+            for name, copy in self._copies.items():
+                copy.copy_(moved[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the copies, which a checkpoint must hold, whole; all processes must call this."""
@@ -115,6 +130,11 @@ class Teacher:
         for name, copy in self._copies.items():
             value = state[name].to(copy.device, copy.dtype)
             copy.copy_(distribute_tensor(value, *_placement(copy)) if isinstance(copy, DTensor) else value)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return a copy in the host's memory, from where a GPU reads fast."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 def _placement(tensor: DTensor) -> tuple[DeviceMesh, Sequence[Placement]]:

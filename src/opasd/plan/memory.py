@@ -8,7 +8,7 @@ Rollouts and update take turns, so the peak is what is held plus the larger of t
 an H200 (`benchmarks/plan.py`; docs/planning.md compares all cases).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opasd.choices import layer_numbers
 from opasd.config import RunConfig
@@ -67,6 +67,8 @@ class Memory:
     held: dict[str, float]
     rollout: dict[str, float]
     update: dict[str, float]
+    host: dict[str, float] = field(default_factory=dict)
+    """What waits in the host's memory instead, for each GPU."""
 
     @property
     def phase(self) -> str:
@@ -96,16 +98,28 @@ def held(config: RunConfig, shape: Shape) -> dict[str, float]:
     parts = {"weights": shape.parameters * size}
     if model.adaptation == "full":
         parts["gradients and AdamW"] = shape.parameters * size * (1 + ADAM)
-        trained, width = shape.parameters, size
     else:
         if model.adaptation == "qlora":  # embeddings and output head are not quantised
             parts["weights"] += shape.table * (1 if shape.tied else 2) * (2 - QUANTISED)
-        trained, width = shape.adapters(model.lora_r, model.lora_target_modules), 4
-        parts["adapters, gradients and AdamW"] = trained * width * (2 + ADAM)
+        parts["adapters, gradients and AdamW"] = _trained(config, shape) * (2 + ADAM)
+    return parts if config.teacher.offload else parts | teachers_copy(config, shape)
+
+
+def _trained(config: RunConfig, shape: Shape) -> float:
+    """Return the bytes of the trained weights."""
+    if config.model.adaptation == "full":
+        return shape.parameters * bytes_per_weight(config)
+    return shape.adapters(config.model.lora_r, config.model.lora_target_modules) * 4
+
+
+def teachers_copy(config: RunConfig, shape: Shape) -> dict[str, float]:
+    """Return the teacher's own weights, if it has any; an average is kept in float32."""
     moving = config.teacher.update in ("ema", "snapshot")
-    if moving or (config.teacher.update == "frozen" and model.adaptation == "full"):
-        parts["teacher's copy"] = trained * (4 if config.teacher.update == "ema" else width)
-    return parts
+    if not moving and (config.teacher.update != "frozen" or config.model.adaptation != "full"):
+        return {}
+    trained = _trained(config, shape)
+    wide = 4 / bytes_per_weight(config) if config.model.adaptation == "full" and config.teacher.update == "ema" else 1
+    return {"teacher's copy": trained * wide}
 
 
 def rows(
@@ -223,8 +237,17 @@ def memory(
     config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int, gpu_bytes: float, sharing: Sharing = ALONE
 ) -> Memory:
     """Return the memory of one process that samples `rollouts` in a step."""
+    work, host = update(config, shape, lengths, rollouts), dict[str, float]()
+    if config.teacher.offload and (host := teachers_copy(config, shape)):
+        host["student's weights meanwhile"] = _trained(config, shape)
+        if config.model.adaptation == "full":
+            work["teacher's output head"] = shape.table * bytes_per_weight(config)
+    if config.offload_activations:
+        host |= {name: work.pop(name) for name in ("layer inputs", "activations") if name in work}
+        work.setdefault("one layer's work", LAYER_WORK * host.get("activations", 0) / shape.layers)
     return Memory(
         sharing.held(held(config, shape)),
         rollout(config, shape, lengths, rollouts, gpu_bytes, sharing),
-        update(config, shape, lengths, rollouts) | sharing.update(shape, bytes_per_weight(config)),
+        work | sharing.update(shape, bytes_per_weight(config)),
+        host,
     )

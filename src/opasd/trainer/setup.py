@@ -259,7 +259,7 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
         freeze_untied_head(model)  # processes would wait for the gradient of an output head that no loss reads
 
 
-def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop") -> None:
+def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offload: bool = False) -> None:
     """Refuse ways to spread the weights over processes that training would ignore, or wait for ever in."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.args.fsdp and plugin is None:
@@ -268,6 +268,11 @@ def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop") -> None
         )
     if plugin is not None and plugin.fsdp_version != 2:
         raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
+    if plugin is not None and offload:
+        raise ConfigError(
+            "teacher.offload: FSDP2 divides the teacher's weights over the processes as it does the student's; leave "
+            "it out"
+        )
     if trainer.args.deepspeed and not trainer.is_deepspeed_enabled:
         raise ConfigError(
             f"deepspeed: it works on GPUs with several processes, and this run is on {trainer.args.device.type}; leave "

@@ -139,7 +139,7 @@ class OPASDTrainer(RolloutTrainer):
             callbacks=[*(callbacks or []), StepCallback(self)],
             **kwargs,
         )
-        setup.check_sharding(self, self.config.on_non_finite)
+        setup.check_sharding(self, self.config.on_non_finite, offload=self.config.teacher.offload)
         self.current_gradient_accumulation_steps = 1  # Trainer's loop sets it; a step outside the loop needs it too
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
@@ -284,7 +284,8 @@ class OPASDTrainer(RolloutTrainer):
             with torch.random.fork_rng(devices):  # dropout in its probe must not move a resumed run's random numbers
                 captures = objective.attends or self.loss_terms
                 layers = objective.attention.layers if captures else 0
-                scorer = Scorer(model, layers, offload=self.config.offload_activations)
+                swaps = self.config.teacher.offload
+                scorer = Scorer(model, layers, offload=self.config.offload_activations, swaps_in_place=swaps)
                 scorer.check_causal()
                 layout = choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
             self._scoring = scorer, layout
