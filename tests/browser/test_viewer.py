@@ -488,9 +488,33 @@ def test_a_view_is_saved_as_a_slide(open_page, shown, found):
     assert "JSD (β = 0.5)" in words
 
 
+def test_what_is_shown_stays_whole_while_another_trajectory_is_unpacked(open_page, shown, found):
+    """Whatever is done meanwhile: here everything in one turn of the page's events, before anything is unpacked."""
+    page = open_page(shown, ready=READY)
+    page.evaluate(
+        "() => { const set = (label, value, kind) => { const node = document.querySelector(`[aria-label=${label}]`);"
+        "node.value = value; node.dispatchEvent(new Event(kind, { bubbles: true })) };"
+        "set('Trajectory', 1, 'change'); set('Step', 4, 'input'); set('Layer', 2, 'change');"
+        "set('Trajectory', 0, 'change'); set('Step', 5, 'input'); set('Trajectory', 1, 'change') }"
+    )
+    page.wait_for_selector(READY)
+    assert page.locator("[data-panel=student] .r").count() == len(found[1]["seen"]["shared"])
+    before = next(v["divergence"] for v in found[1]["views"] if v["stage"] == "before" and v["layer"] == 1)
+    assert step(page) == before.index(max(before))
+    page.evaluate(
+        "() => { const node = document.querySelector('[aria-label=Layer]'); for (const value of [2, 1, 2, 1]) {"
+        "node.value = value; node.dispatchEvent(new Event('change')) } }"
+    )
+    page.wait_for_timeout(300)
+    page.locator(".v-slide").fill("3")
+    rho = next(layer["rho"] for layer in found[1]["layers"] if layer["layer"] == 1)[3]
+    assert _percent(rho) in page.locator("[data-panel=teacher] p").inner_text()
+
+
 def test_a_link_opens_at_run_problem_and_step(open_page, shown, found):
     page = open_page(shown, ready=READY)
     page.select_option("[aria-label=Trajectory]", "1")
+    page.wait_for_selector(READY)
     page.locator(".v-slide").fill("7")
     page.get_by_role("button", name="side by side").click()
     page.get_by_role("button", name="link").click()

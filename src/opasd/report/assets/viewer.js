@@ -8,7 +8,7 @@
   const state = { record: 0, stage: 0, layer: 0, head: -1, scale: "relative", map: "teacher", skip: false, step: 0, pinned: false, playing: 0 };
   const alone = document.querySelectorAll("main > section").length === 1;
   const BOTH = "side by side", panels = ["teacher", "projected", "student", "second"];
-  let now = null;   // the record that is shown, unpacked
+  let now = null, opening = 0;   // the record that is shown, unpacked; how often one was asked for
 
   // ---- the frame ---------------------------------------------------------------------------------------------------
   const select = (ariaLabel, options) => make("select", { ariaLabel }, ...options.map(([value, textContent]) => make("option", { value, textContent })));
@@ -57,13 +57,16 @@
   async function open(at, wanted = {}) {
     const record = records[at], shared = record.seen.shared;
     const names = [...new Set(record.views.map((view) => view.stage))];
-    now = { record, names, steps: shared.length, sources: {}, divergence: nameOf(record) };
-    state.record = at;
+    const next = { record, names, steps: shared.length, sources: {}, divergence: nameOf(record) }, turn = opening += 1;
+    root.dataset.ready = "";
     choose.value = at;
     const depths = record.layers.map((layer) => layer.layer).sort((a, b) => a - b);
-    state.layer = depths.includes(+wanted.layer) ? +wanted.layer : depths[0];
-    const count = record.layers[0].heads?.length || 0;
-    state.head = wanted.head !== undefined && +wanted.head >= 1 && +wanted.head <= count ? +wanted.head - 1 : -1;
+    const layer = depths.includes(+wanted.layer) ? +wanted.layer : depths[0], count = record.layers[0].heads?.length || 0;
+    const head = wanted.head !== undefined && +wanted.head >= 1 && +wanted.head <= count ? +wanted.head - 1 : -1;
+    Object.assign(next, await load(next, layer, head));
+    if (turn !== opening) return;   // another was asked for meanwhile; until here the one before is shown, whole
+    now = next;
+    Object.assign(state, { record: at, layer, head });
     state.stage = names.includes(wanted.stage) ? names.indexOf(wanted.stage) : wanted.stage === BOTH && names.length > 1 ? -1 : names.length - 1;
     stages.replaceChildren(...[...names, ...(names.length > 1 ? [BOTH] : [])].map((name, place) => {
       const button = make("button", { type: "button", textContent: name });
@@ -74,13 +77,11 @@
     jumps.querySelector("[value=gain]").hidden = names.length < 2;
     options(layers, depths.map((depth) => [depth, depth === 1 ? "last layer" : `${depth}. layer from the end`]));
     options(heads, [[-1, "mean of heads"], ...Array.from({ length: count }, (_, head) => [head, `head ${head + 1}`])]);
-    layers.value = state.layer; heads.value = state.head;
-    layers.hidden = depths.length < 2; heads.hidden = !count;
+    layers.value = state.layer; heads.value = state.head; layers.hidden = depths.length < 2; heads.hidden = !count;
     slide.max = now.steps - 1;
     const verdict = { true: ["answered right", "good"], false: ["answered wrong", "bad"] }[record.correct];
     badges.replaceChildren(...(verdict ? [make("span", { className: "badge " + verdict[1], textContent: verdict[0] })] : []),
       ...(record.trajectory ? [make("span", { className: "badge", textContent: "trajectory " + record.trajectory })] : []));
-    await load();
     for (const name of panels) { columns[name].spans = []; columns[name].shade = []; columns[name].tops = null; }
     let first = 0;
     for (let step = 0; step < now.steps; step += Math.max(1, Math.floor(now.steps / 40))) first += now.students[0].rows(step)[0] || 0;
@@ -89,25 +90,22 @@
     state.pinned = asked >= 0 && asked < now.steps;
     state.step = state.pinned ? asked : best((step) => now.students[0].divergence[step]);
     who.textContent = `Teacher: ${record.teacher_note || "the model with the solution in view"}.`;
-    place();
-    draw(true);
+    place(); drawCurves(); drawMap(); draw(true);
     root.dataset.ready = "yes";
   }
   const nameOf = (record) => ({ jsd: `JSD (β = ${record.jsd_beta ?? 0.5})`, forward_kl: "forward KL", reverse_kl: "reverse KL" })[record.divergence] || record.divergence || "divergence";
-  // Unpack the layer and the head that are chosen, once.
-  async function load() {
-    const { record } = now, wanted = `${state.layer} ${state.head}`;
-    if (!now.sources[wanted]) {
-      const pick = (part) => state.head < 0 ? part : part.heads[state.head];
-      const layer = pick(record.layers.find((one) => one.layer === state.layer));
-      const views = now.names.map((name) => pick(record.views.find((view) => view.stage === name && view.layer === state.layer)));
-      now.sources[wanted] = { rho: layer.rho, rhoText: layer.rho_text, teacher: await unpack(layer.teacher, record.seen.teacher),
+  // Unpack a layer and a head of what is shown, once.
+  async function load(shown, depth, head) {
+    const { record } = shown, wanted = `${depth} ${head}`;
+    if (!shown.sources[wanted]) {
+      const pick = (part) => head < 0 ? part : part.heads[head];
+      const layer = pick(record.layers.find((one) => one.layer === depth));
+      const views = shown.names.map((name) => pick(record.views.find((view) => view.stage === name && view.layer === depth)));
+      shown.sources[wanted] = { rho: layer.rho, rhoText: layer.rho_text, teacher: await unpack(layer.teacher, record.seen.teacher),
         projected: await unpack(layer.projected, record.seen.shared),
         students: await Promise.all(views.map(async (view) => ({ divergence: view.divergence, rows: await unpack(view.student, record.seen.shared) }))) };
     }
-    Object.assign(now, now.sources[wanted]);
-    drawCurves();
-    drawMap();
+    return shown.sources[wanted];
   }
   const firstStage = () => state.stage < 0 ? 0 : state.stage, lastStage = () => state.stage < 0 ? now.names.length - 1 : state.stage;
   function best(value) {
@@ -284,9 +282,7 @@
   function go(step, scroll = true) {
     if (!now) return;
     const next = Math.max(0, Math.min(now.steps - 1, step));
-    if (next === state.step) return;
-    state.step = next;
-    draw(scroll);
+    if (next !== state.step) { state.step = next; draw(scroll); }
   }
   const setStage = (stage) => { state.stage = stage; place(); for (const column of Object.values(columns)) column.tops = null; drawCurves(); drawMap(); draw(true); };
   const stop = () => { clearInterval(state.playing); state.playing = 0; play.textContent = "▶ play"; };
@@ -329,17 +325,21 @@
   curves.addEventListener("pointerdown", drag);
   slide.addEventListener("input", () => go(+slide.value));
   choose.addEventListener("change", () => { stop(); open(+choose.value).catch(damaged); });
-  const reload = () => load().then(() => draw()).catch(damaged);
-  layers.addEventListener("change", () => { state.layer = +layers.value; reload(); });
-  heads.addEventListener("change", () => { state.head = +heads.value; reload(); });
+  for (const chosen of [layers, heads]) chosen.addEventListener("change", () => {
+    if (root.dataset.ready !== "yes") return;   // a record is on its way, and with it other layers
+    const layer = +layers.value, head = +heads.value, turn = opening += 1;
+    load(now, layer, head).then((found) => {
+      if (turn !== opening) return;
+      Object.assign(now, found);
+      Object.assign(state, { layer, head });
+      drawCurves(); drawMap(); draw();
+    }).catch(damaged);
+  });
   scale.addEventListener("change", () => { state.scale = scale.value; draw(); });
   mapOf.addEventListener("change", () => { state.map = mapOf.value; if (now) drawMap(); });
   skip.addEventListener("change", () => { state.skip = skip.checked; draw(); if (now) drawMap(); });
   play.addEventListener("click", toggle);
-  save.addEventListener("click", () => {
-    if (!now) return;
-    opasd.saveText("attention.csv", opasd.curvesCsv(now), "text/csv");
-  });
+  save.addEventListener("click", () => now && opasd.saveText("attention.csv", opasd.curvesCsv(now), "text/csv"));
   const parts = () => ({ state, now, columns, inSight, curveParts, percent, fine, split, scaleWords, both: state.stage < 0 });
   asSvg.addEventListener("click", () => now && opasd.saveText("attention.svg", opasd.slide(parts()), "image/svg+xml"));
   asPng.addEventListener("click", () => now && opasd.savePng("attention.png", opasd.slide(parts()), 1920, 1080, 1));
@@ -376,8 +376,7 @@
     printing = event.type === "beforeprint" || matchMedia("print").matches;
     if (!now?.values) return;
     for (const column of Object.values(columns)) column.tops = null;
-    drawCurves();
-    draw();
+    drawCurves(); draw();
   };
   for (const name of ["resize", "beforeprint", "afterprint"]) addEventListener(name, relayout);
   matchMedia("print").addEventListener("change", relayout);
