@@ -198,3 +198,12 @@ def test_problems_of_one_name_and_other_questions_do_not_stand_side_by_side(tmp_
     problems = paths[1] / "problems.jsonl"
     problems.write_text(problems.read_text().replace("What is", "Why is"))
     assert comparisons(read_runs(paths))[1] == 0
+
+
+def test_sweeps_of_one_name_are_told_apart_by_the_folder_above(tmp_path):
+    paths = [make_run(tmp_path / task / "objectives", "opasd-seed-1") for task in ("arithmetic", "gsm8k")]
+    paths.append(make_run(tmp_path / "long", "opasd-seed-1"))
+    assert [run.name for run in read_runs(paths)] == [
+        "arithmetic/objectives/opasd-seed-1", "gsm8k/objectives/opasd-seed-1", "long/opasd-seed-1",
+    ]  # fmt: skip
+    assert [run.name for run in read_runs(paths[:2])] == ["arithmetic/opasd-seed-1", "gsm8k/opasd-seed-1"]

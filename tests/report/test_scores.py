@@ -15,7 +15,7 @@ from opasd.evaluation.comparability import Conditions
 from opasd.evaluation.statistics import Estimate, estimate, gap_estimate, macro_average
 from opasd.report.build import build_report
 from opasd.report.folders import read_runs
-from opasd.report.headline import best, forest, headline, method_table
+from opasd.report.headline import best, forest, headline, measured, method_table
 from opasd.report.methods import find_methods
 from opasd.report.run import BenchmarkResult, Run
 from opasd.report.scores import find_scores
@@ -223,3 +223,47 @@ def test_methods_without_a_benchmark_in_common_still_have_an_answer():
     assert headline(scores) == ""
     assert [one.name for one in scores.comparable().benchmarks] == ["a"]
     assert "over the base" in headline(scores.comparable())
+
+
+def test_sweeps_over_different_benchmarks_are_answered_on_the_one_that_most_methods_have():
+    """The base has both; the answer is not the base's own score, and the table is led by the benchmark in common."""
+    runs = [evaluated("base", [result("a", shares(1, 0.3)), result("b", shares(2, 0.2))])]
+    for n, weight in enumerate((0.5, 0.1, 0.2, 0)):
+        runs.append(evaluated(f"first-{n}", [result("a", shares(3 + n, 0.5))], seed=1, attention=weight))
+    for n, weight in enumerate((0.3, 0.4)):
+        runs.append(evaluated(f"second-{n}", [result("b", shares(9 + n, 0.6))], seed=1, attention=weight))
+    scores = find_scores(find_methods(runs))
+    common = scores.comparable()
+    assert [one.name for one in common.benchmarks] == ["a"]
+    assert re.match(r"first-\d \(OPASD\) [\d.]+ \[.*\] %, \+[\d.]+ \[.*\] over the base", headline(common))
+    assert measured(common).startswith("Avg@4 on a, up to 100 tokens, which most methods have.")
+    table = method_table(scores)
+    assert list(table.header) == ["method", "a, %", "against the base", "b, %"]
+    means = [float(text.split()[0]) for text in cells(table, "a, %")[1:5]]
+    assert means == sorted(means, reverse=True)
+    assert cells(table, "a, %")[5:] == ["–", "–"]
+    html = build_report(runs).page.html()
+    assert "base 3" not in re.search(r'<p class="headline">(.*?)</p>', html)[1]
+    tables = {one.id: one for one in build_report(runs).tables}
+    assert list(tables["ablation-objective.attention-weight"].header) == ["λ_attn", "a, %", "b, %", "runs"]
+
+
+def test_without_a_base_opsd_is_what_others_are_compared_with():
+    runs = [
+        evaluated("a-variant", [result("a", shares(1, 0.7))], seed=1, attention=0.1),
+        evaluated("opsd", [result("a", shares(2, 0.5))], seed=1, attention=0),
+        evaluated("opasd", [result("a", shares(3, 0.6))], seed=1),
+    ]
+    scores = find_scores(find_methods(runs))
+    assert headline(scores).count("against OPSD") == 1
+    assert list(method_table(scores).header) == ["method", "a, %", "against OPSD"]
+    assert forest(scores).title == "Difference from OPSD"
+    assert find_scores(find_methods(runs[::2])).base.name == "a-variant", "or else the first"
+
+
+def test_means_without_their_problems_are_not_called_paired(tmp_path):
+    runs = read_runs([make_run(tmp_path, f"opasd-{seed}", seed=seed) for seed in (1, 2, 3)])
+    runs += read_runs([make_run(tmp_path, "opsd", recipe="lab-opsd")])
+    scores = find_scores(find_methods(runs))
+    assert "paired" not in method_table(scores).caption + forest(scores).caption
+    assert "bars" not in forest(scores).caption

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from opasd.analysis.curves import number
-from opasd.report.headline import score_cell
+from opasd.report.headline import score_cell, without_empty
 from opasd.report.methods import Method, settings_of
 from opasd.report.scores import Scores
 from opasd.report.summary import shown
@@ -58,7 +58,7 @@ def ablations(scores: Scores) -> list[Table]:
 
 def _objectives(scores: Scores, known: Sequence[Method], settings: dict[int, dict[Setting, Any]]) -> list[Table]:
     """Return the table of token loss, attention loss and both, with other clippings of the token loss beside."""
-    main = scores.best_of("OPASD")
+    main = scores.comparable().best_of("OPASD")
     if main is None or main not in known:
         return []
     own = settings[main.slot]
@@ -116,4 +116,5 @@ def _table(
         for row in rows:
             row[column] = replace(row[column], best=best is not None and row[column].value == best)
     header = [first, *(f"{one.name}, %" for one in scores.benchmarks), *(["average, %"] if several else []), "runs"]
-    return Table(f"ablation-{table_id}", title, header, rows, slots=[method.slot for method in methods])
+    slots = [method.slot for method in methods]
+    return without_empty(Table(f"ablation-{table_id}", title, header, rows, slots=slots))

@@ -8,7 +8,7 @@ from opasd.report.figure import Figure, Series
 from opasd.report.methods import Method
 from opasd.report.numbers import percent
 from opasd.report.run import Run
-from opasd.report.scores import SEEDS, Score, Scores
+from opasd.report.scores import SEEDS, Benchmark, Score, Scores
 from opasd.report.tables import Cell, Table
 from opasd.rounding import fixed, per_cent, with_interval
 
@@ -63,7 +63,7 @@ def measured(scores: Scores) -> str:
     if not labels:
         return ""
     what = labels[0] if len(labels) == 1 else f"Mean of {len(labels)} benchmarks: {'; '.join(labels)}"
-    return f"{what}. In brackets: 95 % intervals."
+    return f"{what}{', which most methods have' if scores.of_several else ''}. In brackets: 95 % intervals."
 
 
 def _subject(scores: Scores) -> Method | None:
@@ -76,27 +76,31 @@ def _subject(scores: Scores) -> Method | None:
 
 
 def method_table(scores: Scores) -> Table | None:
-    """Return methods × benchmarks: average, difference from the base, then each benchmark; seeds fold out."""
+    """Return methods × benchmarks: average, difference from the base, then each benchmark; seeds fold out.
+
+    The average and the difference are over the benchmarks that can be compared."""
     if not scores.benchmarks:
         return None
-    several = len(scores.benchmarks) > 1
-    base = scores.base
-    header = ["method", *(["average, %"] if several else [f"{scores.benchmarks[0].name}, %"])]
+    common = scores.comparable()
+    several, base = len(common.benchmarks) > 1, common.base
+    others = [one for one in scores.benchmarks if several or one not in common.benchmarks]
+    whole = "average" if not common.of_several else " and ".join(one.name for one in common.benchmarks)
+    header = ["method", f"{whole if several else common.benchmarks[0].name}, %"]
     header += [f"against {_called(base)}"] if base and len(scores.methods) > 1 else []
-    header += [f"{benchmark.name}, %" for benchmark in scores.benchmarks] if several else []
+    header += [f"{benchmark.name}, %" for benchmark in others]
     rows, details, slots = [], [], []
-    for method in scores.ranked:
+    for method in common.ranked:
         if not any(benchmark.shares.get(id(run)) for run in method.runs for benchmark in scores.benchmarks):
             continue
-        gap = scores.difference(method, base) if base and base is not method else None
-        cells = [score_cell(scores.average(method))]
+        gap = common.difference(method, base) if base and base is not method else None
+        cells = [score_cell(common.average(method))]
         cells += (
             [score_cell(gap, sign=True) if base is not method else Cell("")] if len(scores.methods) > 1 and base else []
         )
-        cells += [score_cell(scores.score(method, benchmark)) for benchmark in scores.benchmarks] if several else []
+        cells += [score_cell(scores.score(method, benchmark)) for benchmark in others]
         extras = [_lengths(method.runs), _truncated(method.runs)]
         rows.append([Cell(method.title), *cells, *extras])
-        details.append([_seed_row(scores, method, run) for run in method.runs] if len(method.runs) > 1 else [])
+        details.append([_seed_row(common, others, method, run) for run in method.runs] if len(method.runs) > 1 else [])
         slots.append(method.slot)
     for column in range(1, len(header)):
         highest = max((row[column].value for row in rows if row[column].value is not None), default=None)
@@ -104,26 +108,27 @@ def method_table(scores: Scores) -> Table | None:
             for row in rows:
                 row[column] = replace(row[column], best=row[column].value == highest)
     header += ["answer length", "truncated"]
-    return _without_empty(Table("methods", "Methods", header, rows, _note(scores), slots=slots, details=details))
+    return without_empty(Table("methods", "Methods", header, rows, _note(scores), slots=slots, details=details))
 
 
 def _called(base: Method) -> str:
     return "the base" if base.kind == "base" else base.name
 
 
-def _seed_row(scores: Scores, method: Method, run: Run) -> list[Cell]:
-    several, base = len(scores.benchmarks) > 1, scores.base
-    means = [_run_mean(benchmark.shares.get(id(run), {})) for benchmark in scores.benchmarks]
+def _seed_row(common: Scores, others: Sequence[Benchmark], method: Method, run: Run) -> list[Cell]:
+    means = [_run_mean(benchmark.shares.get(id(run), {})) for benchmark in common.benchmarks]
     known = [mean for mean in means if mean is not None]
     average = math.fsum(known) / len(known) if known and len(known) == len(means) else None
     cells = [_plain(average)]
-    if base and len(scores.methods) > 1:
-        gap = scores.difference(method, base, [run]) if base is not method and average is not None else None
+    if (base := common.base) and len(common.methods) > 1:
+        gap = common.difference(method, base, [run]) if base is not method and average is not None else None
         cells.append(_plain(gap.mean if gap else None, sign=True))
-    cells += [_plain(mean) for mean in means] if several else []
+    beside = [_run_mean(benchmark.shares.get(id(run), {})) for benchmark in others]
+    cells += [_plain(mean) for mean in beside]
     seed = run.setting("train", "seed")
     name = run.name if seed is None else f"seed {seed}"
-    return [Cell(name if known else f"{name}: not evaluated"), *cells, _lengths([run]), _truncated([run])]
+    scored = any(mean is not None for mean in (*means, *beside))
+    return [Cell(name if scored else f"{name}: not evaluated"), *cells, _lengths([run]), _truncated([run])]
 
 
 def forest(scores: Scores) -> Figure | None:
@@ -145,9 +150,8 @@ def forest(scores: Scores) -> Figure | None:
     many = (
         f"the mean of {len(scores.benchmarks)} benchmarks" if len(scores.benchmarks) > 1 else scores.benchmarks[0].name
     )
-    caption = f"On {many}; bars: 95 %, paired on the same problems" + (
-        "; small dots: seeds." if any(one.faint for one in series) else "."
-    )
+    caption = f"On {many}" + ("; bars: 95 %, paired on the same problems" if any(g.interval for _, g in shown) else "")
+    caption += "; small dots: seeds." if any(one.faint for one in series) else "."
     names = [method.name for method, _ in shown]
     return Figure(
         "forest", f"Difference from {_called(base)}", "forest", "percentage points", "", series, caption, names
@@ -156,12 +160,14 @@ def forest(scores: Scores) -> Figure | None:
 
 def _note(scores: Scores) -> str:
     seeds = any(len(method.runs) >= SEEDS for method in scores.methods)
-    note = "In brackets: 95 % intervals; " + (
-        f"of methods with {SEEDS} runs or more over seeds (Student's t), of others over problems. " if seeds
-        else "over problems. "
-    )  # fmt: skip
-    note += "Differences are paired on the same problems, each averaged over a method's runs first; their intervals "
-    return f"{note}are over problems. {' '.join(scores.notes)}".strip()
+    by_seeds = f"of methods with {SEEDS} runs or more over seeds (Student's t)"
+    if not any(benchmark.asked for benchmark in scores.benchmarks):  # means, without their problems
+        note = (f"In brackets: 95 % intervals {by_seeds}. " if seeds else "") + "Differences are those of the means. "
+    else:
+        note = f"In brackets: 95 % intervals; {f'{by_seeds}, of others over problems' if seeds else 'over problems'}. "
+        note += "Differences are paired on the same problems, each averaged over a method's runs first; their "
+        note += "intervals are over problems. "
+    return f"{note}{' '.join(scores.notes)}".strip()
 
 
 def _shown(score: Score, *, sign: bool = False) -> str:
@@ -202,7 +208,7 @@ def _truncated(runs: Sequence[Run]) -> Cell:
     return Cell(percent(share), share)
 
 
-def _without_empty(table: Table) -> Table:
+def without_empty(table: Table) -> Table:
     """Return the table without the columns in which no row has a value, and without truncation where there is none."""
     kept = [
         n

@@ -62,9 +62,11 @@ def attach(runs: list[Run], model: Run) -> None:
 
 
 def distinguish(runs: list[Run]) -> None:
-    """Put the parent folder in front of equal names, the evaluation behind those still equal, or else a number."""
+    """Put the parent folder in front of equal names, and the one above it; the evaluation behind those still equal, or
+    else a number."""
     renamings: list[Callable[[Run, int], str]] = [
         lambda run, _: f"{unresolved(run.path).parent.name}/{run.name}",
+        lambda run, _: f"{unresolved(run.path).parent.parent.name}/{run.name}",
         lambda run, _: f"{run.name} ({unresolved(run.evaluation).name})" if run.evaluation else run.name,
         lambda run, _: (
             f"{run.name} ({'/'.join(unresolved(run.evaluation).parts[-2:])})" if run.evaluation else run.name

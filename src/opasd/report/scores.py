@@ -54,6 +54,8 @@ class Scores:
     methods: Sequence[Method]
     benchmarks: Sequence[Benchmark]
     notes: list[str]
+    of_several: bool = False
+    """Whether the page has benchmarks beside these."""
 
     def shares(self, method: Method, benchmark: Benchmark) -> list[Shares]:
         """Return the shares of each run that was asked as the method's first one was."""
@@ -96,9 +98,10 @@ class Scores:
 
     @cached_property
     def base(self) -> Method | None:
-        """The method that others are compared with: the base model, or else the first that has every score."""
+        """The method that others are compared with: the base model, or else OPSD, or the first with every score."""
         known = [method for method in self.methods if self.average(method) is not None]
-        return next((method for method in known if method.kind == "base"), known[0] if known else None)
+        first = self.best_of("OPSD") or next(iter(known), None)
+        return next((method for method in known if method.kind == "base"), first)
 
     @cached_property
     def ranked(self) -> list[Method]:
@@ -114,11 +117,14 @@ class Scores:
         return max(known, key=lambda pair: pair[0], default=(0, None))[1]
 
     def comparable(self) -> "Scores":
-        """Return the scores on all benchmarks or, if no method has all of them, on the one that most methods have."""
-        if not self.benchmarks or any(self.average(method) for method in self.methods):
+        """Return the scores on all benchmarks or, if less than half of the methods have all of them, on the one that
+        most methods have, and on those others that the same methods have."""
+        having = [{m.slot for m in self.methods if self.shares(m, one)} for one in self.benchmarks]
+        if len(having) < 2 or 2 * len(set.intersection(*having)) >= len(set.union(*having)):
             return self
-        most = max(self.benchmarks, key=lambda one: sum(bool(self.shares(m, one)) for m in self.methods))
-        return Scores(self.methods, [most], self.notes)
+        most = max(having, key=len)
+        chosen = [one for one, own in zip(self.benchmarks, having, strict=True) if own >= most]
+        return Scores(self.methods, chosen, self.notes, of_several=True)
 
     def best_of(self, kind: str) -> Method | None:
         """Return the method of a kind: the one that is named like it, or else the best."""
