@@ -8,12 +8,12 @@ import pytest
 
 from opasd.report.accuracy import validation
 from opasd.report.figures import all_figures, cost
-from opasd.report.folders import read_run
+from opasd.report.folders import read_run, read_runs
 from opasd.report.markers import marker_table, markers
 from opasd.report.methods import find_methods
 from opasd.report.results import results
 from opasd.report.run import Run
-from tests.report.made import make_run, run_with_answers
+from tests.report.made import make_evaluation, make_run, run_with_answers
 
 
 def figures_of(runs):
@@ -44,6 +44,24 @@ def test_figures_say_what_the_rows_say(tmp_path):
     assert figures["pareto"].series[0].sizes == [sum(2000 + n for n in range(1, 13))]
     assert math.isclose(figures["pareto"].series[0].points[0][0], 36 / 60)
     assert "truncated" not in figures
+
+
+def test_without_validation_accuracy_against_cost_is_that_of_the_evaluation(tmp_path):
+    paths = [
+        make_run(tmp_path, name, recipe=recipe, steps=n) for name, recipe, n in (("a", "lab", 4), ("b", "lab-opsd", 6))
+    ]
+    runs = read_runs([*paths, make_evaluation(tmp_path / "e", {"base": None, "a": paths[0], "b": paths[1]})])
+    assert figures_of(runs)["pareto"].y_label == "final validation accuracy"
+    for run in runs:
+        run.rows = run.steps
+        run.__dict__.pop("validation", None)
+    figure = figures_of(runs)["pareto"]
+    assert figure.y_label == "accuracy on set"
+    trained = {run.name: run for run in runs if run.config}
+    for series in figure.series:
+        own = trained[series.name].shares("set", 100)
+        assert series.points[0][1] == pytest.approx(sum(own.values()) / len(own))
+    assert len(figure.series) == 2
 
 
 def test_markers_by_word_by_verdict_and_against_the_base():

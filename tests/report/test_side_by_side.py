@@ -12,7 +12,7 @@ def test_side_by_side_marks_where_answers_part():
     second = run_with_text("q", "other", "Same. Then <right>.\nEnd")
     html, count = comparisons([first, second])
     assert count == 1
-    assert '<span class="same">Same. </span><mark>Then &lt;right&gt;.\n</mark>End' in html
+    assert '<span class="same">Same. </span><mark>Then &lt;right&gt;.</mark>\nEnd' in html
     assert "parts at step 2" in html
 
 

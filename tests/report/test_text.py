@@ -13,6 +13,7 @@ from opasd.report.text import (
     short_names,
     shortened,
     slug,
+    soft_intervals,
     split_by_size,
     without_shared_start,
 )
@@ -89,3 +90,9 @@ def test_names_that_differ_in_their_ends_are_told_apart():
     assert len(set(short_names([*names, "opsd"], 16))) == 4
     names = [f"qwen-weight-{weight}-and-a-rather-long-name" for weight in ("0.02", "0.10", "0.25")]
     assert short_names([*names, "opsd"], 16) == ["…0.02…", "…0.10…", "…0.25…", "opsd"]
+
+
+def test_intervals_are_set_apart_and_other_brackets_are_not():
+    assert soft_intervals("a[1] 70.5 [68.9, 72.1] %, −0.7 [−1.5, +0.2] <b>") == (
+        'a[1] 70.5 <span class="ci">[68.9, 72.1]</span> %, −0.7 <span class="ci">[−1.5, +0.2]</span> &lt;b&gt;'
+    )

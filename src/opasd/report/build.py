@@ -34,7 +34,7 @@ from opasd.report.side_by_side import comparisons
 from opasd.report.summary import alignment_note, seeds, settings_that_differ
 from opasd.report.tables import Table, forms
 from opasd.report.terms import terms
-from opasd.report.text import safe, slug, split_by_size
+from opasd.report.text import safe, slug, soft_intervals, split_by_size
 
 MANIFEST = ".opasd-report.json"
 _LONGEST_CONFIG = 300_000
@@ -166,9 +166,9 @@ def _add_results(report: Report, runs: Sequence[Run], methods: Sequence[Method],
     content = [f'<p class="remark">{safe(remark)}</p>' if remark else ""]
     common = scores.comparable()
     if answer := headline(common):
-        first = f'<p class="first"><bdi>{safe(ahead)}</bdi></p>' if (ahead := best(common)) else ""
+        first = f'<p class="first"><bdi>{soft_intervals(ahead)}</bdi></p>' if (ahead := best(common)) else ""
         about = f'<p class="soft small">{safe(measured(common))}</p>'
-        content.append(f'<p class="headline"><bdi>{safe(answer)}</bdi></p>{first}{about}')
+        content.append(f'<p class="headline"><bdi>{soft_intervals(answer)}</bdi></p>{first}{about}')
     content.append(notice("What is missing", {run.name: run.notes for run in runs}))
     table, figure = method_table(scores), forest(common)
     shown = report.add_table(table) if table else ""

@@ -15,6 +15,7 @@ from opasd.report.markers import markers
 from opasd.report.methods import Method
 from opasd.report.numbers import operations
 from opasd.report.run import Run
+from opasd.report.scores import Benchmark, find_scores
 
 SECTIONS = read_yaml(Path(__file__).with_name("figures.yaml"))
 """Heading of a section ─► `about`, what its figures show, and `curves`, its figures of metrics of training."""
@@ -79,12 +80,19 @@ def cost(methods: Sequence[Method]) -> list[Figure]:
 
 
 def pareto(methods: Sequence[Method]) -> list[Figure]:
-    """Return the figure of final validation accuracy against wall clock, a bubble a run, if there are several."""
+    """Return the figure of final accuracy against wall clock, a bubble a run, if there are several.
+
+    The accuracy is that of the last validation or, where no run has one, of the evaluation."""
+    of_run, label = _final_accuracy, "final validation accuracy"
+    if not any(_final_accuracy(run) is not None for method in methods for run in method.runs):
+        benchmarks = find_scores(methods).comparable().benchmarks
+        benchmarks = [one for one in benchmarks if one.asked]
+        of_run, label = _evaluated(benchmarks), f"accuracy on {', '.join(one.name for one in benchmarks)}"
     chosen = [
         (method, run, (run.spending.hours * 60, accuracy, run.spending.tokens_generated or 0.0))
         for method in methods
         for run in method.runs
-        if run.spending.hours and (accuracy := _final_accuracy(run)) is not None
+        if run.spending.hours and (accuracy := of_run(run)) is not None
     ]
     if len(chosen) < 2:
         return []
@@ -97,7 +105,7 @@ def pareto(methods: Sequence[Method]) -> list[Figure]:
     )
     return [
         Figure(
-            "pareto", "Accuracy and cost", "scatter", "wall clock of training, minutes", "final validation accuracy",
+            "pareto", "Accuracy and cost", "scatter", "wall clock of training, minutes", label,
             series, caption, percent=True,
         )
     ]  # fmt: skip
@@ -107,6 +115,16 @@ def _final_accuracy(run: Run) -> float | None:
     """Return the last Avg@k, averaged over validation sets."""
     curves = [points for by_name in run.validation.values() for m, points in by_name.items() if m.startswith("avg@")]
     return math.fsum(points[-1][1] for points in curves) / len(curves) if curves else None
+
+
+def _evaluated(benchmarks: Sequence[Benchmark]) -> Callable[[Run], float | None]:
+    """Return the function run ─► its mean over these benchmarks, if it has them all."""
+
+    def mean(run: Run) -> float | None:
+        shares = [list(one.shares.get(id(run), {}).values()) for one in benchmarks]
+        return math.fsum(math.fsum(own) / len(own) for own in shares) / len(shares) if shares and all(shares) else None
+
+    return mean
 
 
 def _parts(methods: Sequence[Method], spent: Callable[[Run], Mapping[str, float]], unit: float) -> list[Series]:

@@ -18,6 +18,8 @@ from opasd.report.text import digest, embedded, safe, short_names, without_share
 GENERATOR = "opasd report"
 LONGEST_CHIP = 40
 """Characters of a method's name in the page's legend."""
+MANY_CHIPS = 16
+"""Beyond so many methods the legend is higher than its box, and fades out at the bottom."""
 VIEWER = ("overview.js", "slide.js", "viewer.js")
 
 
@@ -116,7 +118,8 @@ class Page:
             for (slot, name), part in zip(self.legend.items(), parts, strict=True)
         )
         every = '<button type="button" class="tool" id="every-run">hide all</button>' if len(self.legend) > 2 else ""
-        return f'<div class="chips" role="group" aria-label="Methods shown" tabindex="0">{every}{chips}</div>'
+        many = " many" if len(names) > MANY_CHIPS else ""
+        return f'<div class="chips{many}" role="group" aria-label="Methods shown" tabindex="0">{every}{chips}</div>'
 
 
 def alike(items: Mapping[str, Sequence[str]]) -> list[tuple[list[str], Sequence[str]]]:

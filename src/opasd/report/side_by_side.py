@@ -98,7 +98,7 @@ def _marked(text: str, shared: int | None) -> str:
     if shared is None:
         return f'<pre dir="auto">{safe(shortened(text, _LONGEST))}</pre>'
     rest = text[shared:]
-    step = next(iter(reasoning_steps(rest)), "")
+    step = next(iter(reasoning_steps(rest)), "").rstrip()
     before = text[:shared] if shared <= _LONGEST // 2 else f"…{text[shared - _LONGEST // 2 : shared]}"
     after = shortened(rest[len(step) :], _LONGEST)
     return f'<pre dir="auto"><span class="same">{safe(before)}</span><mark>{safe(step)}</mark>{safe(after)}</pre>'

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opasd.report.assets import dot
-from opasd.report.text import csv_text, printable, safe
+from opasd.report.text import csv_text, printable, safe, soft_intervals
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,7 @@ def _html_cell(cell: Cell, slot: int | None) -> str:
     value = "" if cell.value is None or not math.isfinite(cell.value) else f' data-v="{cell.value!r}"'
     attribute = _class([*(["best"] if cell.best else []), *(["text"] if cell.wraps else [])])
     mark = "" if slot is None else f'<i class="{dot(slot)}"></i>'
-    text = re.sub(r"(?<=\d) (\[[^\]]*\])", r' <span class="ci">\1</span>', safe(cell.text))
-    return f"<td{attribute}{value}>{mark}<bdi>{text}</bdi></td>"
+    return f"<td{attribute}{value}>{mark}<bdi>{soft_intervals(cell.text)}</bdi></td>"
 
 
 def _class(names: Sequence[str]) -> str:

@@ -29,6 +29,11 @@ def safe(text: str) -> str:
     return escape(printable(text), quote=True)
 
 
+def soft_intervals(text: str) -> str:
+    """Return the text for HTML, with every interval behind a number in a span of its own."""
+    return re.sub(r"(?<=\d) (\[[^\]]*\])", r' <span class="ci">\1</span>', safe(text))
+
+
 def embedded(value: Any) -> str:
     """Return JSON for a <script> element; it holds no end of the element, no comment, no line separator."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
