@@ -60,6 +60,7 @@ def test_the_headline_and_the_table_of_methods_by_benchmarks():
     half = t_quantile(2) * statistics.stdev(means) / math.sqrt(3)
     mean = statistics.fmean(means)
     own = f"{100 * mean:.1f} [{100 * (mean - half):.1f}, {100 * (mean + half):.1f}]"
+    first = own.replace(" ", " % ", 1)
     gaps = [
         [
             statistics.fmean(run.results[n].correct[p] for run in runs[:3]) - base.results[n].correct[p]
@@ -69,7 +70,7 @@ def test_the_headline_and_the_table_of_methods_by_benchmarks():
     ]
     gap = macro_average([gap_estimate(own) for own in gaps])
     over = f"+{100 * gap.mean:.1f} [+{100 * gap.low:.1f}, +{100 * gap.high:.1f}]"
-    assert headline(scores).startswith(f"OPASD {own} %, {over} over the base, +")
+    assert headline(scores).startswith(f"OPASD {first}, {over} over the base, +")
     assert headline(scores).endswith("against OPSD; 3 seeds.")
     table = method_table(scores)
     assert list(table.header) == ["method", "average, %", "against the base", "a, %", "b, %"]
@@ -95,7 +96,7 @@ def test_the_best_is_named_and_comes_first_after_the_base():
     scores = find_scores(find_methods(runs))
     assert headline(scores).startswith("OPASD ")
     assert re.fullmatch(
-        r"Highest of 4 methods: weak \(OPASD\), [\d.]+ \[.*\] %, \+[\d.]+ \[.*\] against OPASD\.", best(scores)
+        r"Highest of 4 methods: weak \(OPASD\), [\d.]+ % \[.*\], \+[\d.]+ \[.*\] against OPASD\.", best(scores)
     )
     table = method_table(scores)
     assert cells(table, "method") == ["base", "weak (OPASD)", "OPSD", "OPASD"]
@@ -235,7 +236,7 @@ def test_sweeps_over_different_benchmarks_are_answered_on_the_one_that_most_meth
     scores = find_scores(find_methods(runs))
     common = scores.comparable()
     assert [one.name for one in common.benchmarks] == ["a"]
-    assert re.match(r"first-\d \(OPASD\) [\d.]+ \[.*\] %, \+[\d.]+ \[.*\] over the base", headline(common))
+    assert re.match(r"first-\d \(OPASD\) [\d.]+ % \[.*\], \+[\d.]+ \[.*\] over the base", headline(common))
     assert measured(common).startswith("Avg@4 on a, up to 100 tokens, which most methods have.")
     table = method_table(scores)
     assert list(table.header) == ["method", "a, %", "against the base", "b, %"]
@@ -267,3 +268,20 @@ def test_means_without_their_problems_are_not_called_paired(tmp_path):
     scores = find_scores(find_methods(runs))
     assert "paired" not in method_table(scores).caption + forest(scores).caption
     assert "bars" not in forest(scores).caption
+
+
+def test_the_headline_is_about_a_method_that_was_asked_as_the_base_was():
+    """The best OPASD on the page was asked at another temperature: the answer is that of the other one."""
+    runs = [
+        evaluated("base", [result("a", shares(1, 0.3))]),
+        evaluated("warm", [result("a", shares(2, 0.9))], seed=1, attention=0.1),
+        evaluated("plain", [result("a", shares(3, 0.6))], seed=1, attention=0.2),
+        evaluated("cold-opsd", [result("a", shares(4, 0.95))], seed=1, attention=0),
+        evaluated("like-opsd", [result("a", shares(5, 0.5))], seed=2, attention=0),
+    ]
+    runs[4].config["train"]["max_steps"] = 7
+    for run, temperature in zip(runs, (0.6, 1.0, 0.6, 1.0, 0.6), strict=True):
+        about = {"sampling": {"temperature": temperature}, "thinking": False}
+        run.conditions = Conditions.recorded({"profile": about}, {})
+    answer = headline(find_scores(find_methods(runs)))
+    assert re.match(r"plain \(OPASD\) [\d.]+ % \[.*\], \+.* over the base.* against like-opsd", answer), answer

@@ -93,6 +93,6 @@ def test_names_that_differ_in_their_ends_are_told_apart():
 
 
 def test_intervals_are_set_apart_and_other_brackets_are_not():
-    assert soft_intervals("a[1] 70.5 [68.9, 72.1] %, −0.7 [−1.5, +0.2] <b>") == (
-        'a[1] 70.5 <span class="ci">[68.9, 72.1]</span> %, −0.7 <span class="ci">[−1.5, +0.2]</span> &lt;b&gt;'
+    assert soft_intervals("a[1] 70.5 % [68.9, 72.1], −0.7 [−1.5, +0.2] <b>") == (
+        'a[1] 70.5 % <span class="ci">[68.9, 72.1]</span>, −0.7 <span class="ci">[−1.5, +0.2]</span> &lt;b&gt;'
     )

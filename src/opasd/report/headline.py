@@ -19,7 +19,7 @@ def headline(scores: Scores) -> str:
     score = subject and scores.average(subject)
     if subject is None or score is None:
         return ""
-    text = f"{subject.title} {_shown(score)} %"
+    text = f"{subject.title} {_shown(score, unit=' %')}"
     base, rival = scores.base, _rival(scores, subject)
     if base is not None and base is not subject and (gap := scores.difference(subject, base)):
         above = base.kind == "base" and gap.mean >= 0
@@ -40,7 +40,7 @@ def best(scores: Scores) -> str:
     text = f"Highest of {len(compared)} methods: {first.title}"
     if first is subject:
         return f"{text}."
-    text += f", {_shown(score)} %"
+    text += f", {_shown(score, unit=' %')}"
     if first is not _rival(scores, subject) and (gap := scores.difference(first, subject)):
         text += f", {_shown(gap, sign=True)} against {subject.title}{_doubt(gap)}"
     return f"{text}{_repeats(scores, first)}."
@@ -54,7 +54,13 @@ def _repeats(scores: Scores, method: Method) -> str:
 
 
 def _rival(scores: Scores, subject: Method) -> Method | None:
-    return scores.best_of("OPSD" if subject.kind != "OPSD" else "OPASD")
+    return _of_kind(scores, "OPSD" if subject.kind != "OPSD" else "OPASD", subject)
+
+
+def _of_kind(scores: Scores, kind: str, other: Method | None) -> Method | None:
+    """Return the method of a kind, rather one that was asked as the other one was."""
+    same = [method for method in scores.methods if other and scores.difference(method, other)]
+    return replace(scores, methods=same).best_of(kind) or scores.best_of(kind)
 
 
 def measured(scores: Scores) -> str:
@@ -69,7 +75,7 @@ def measured(scores: Scores) -> str:
 def _subject(scores: Scores) -> Method | None:
     """Return the method that the page is about: OPASD, or else the best that is not the base."""
     for kind in ("OPASD", "attention only", "OPSD"):
-        if found := scores.best_of(kind):
+        if found := _of_kind(scores, kind, scores.base if scores.base and scores.base.kind == "base" else None):
             return found
     known = [(score.mean, m) for m in scores.methods if m is not scores.base and (score := scores.average(m))]
     return max(known, key=lambda pair: pair[0], default=(0, scores.base))[1]
@@ -170,10 +176,10 @@ def _note(scores: Scores) -> str:
     return f"{note}{' '.join(scores.notes)}".strip()
 
 
-def _shown(score: Score, *, sign: bool = False) -> str:
+def _shown(score: Score, *, sign: bool = False, unit: str = "") -> str:
     if score.interval is None:
-        return fixed(per_cent(score.mean), 1, sign=sign)
-    return with_interval(map(per_cent, (score.mean, *score.interval)), sign=sign)
+        return fixed(per_cent(score.mean), 1, sign=sign) + unit
+    return with_interval(map(per_cent, (score.mean, *score.interval)), sign=sign).replace(" [", f"{unit} [")
 
 
 def _doubt(gap: Score) -> str:

@@ -31,7 +31,7 @@ def safe(text: str) -> str:
 
 def soft_intervals(text: str) -> str:
     """Return the text for HTML, with every interval behind a number in a span of its own."""
-    return re.sub(r"(?<=\d) (\[[^\]]*\])", r' <span class="ci">\1</span>', safe(text))
+    return re.sub(r"(?<=[\d%]) (\[[^\]]*\])", r' <span class="ci">\1</span>', safe(text))
 
 
 def embedded(value: Any) -> str:
