@@ -17,7 +17,7 @@ from opasd.report.build import build_report
 from opasd.report.folders import read_runs
 from opasd.report.headline import best, forest, headline, measured, method_table
 from opasd.report.methods import find_methods
-from opasd.report.run import BenchmarkResult, Run
+from opasd.report.run import BenchmarkResult, RecordedSample, Run
 from opasd.report.scores import find_scores
 from tests.report.made import make_evaluation, make_run, run_with_answers
 
@@ -285,3 +285,32 @@ def test_the_headline_is_about_a_method_that_was_asked_as_the_base_was():
         run.conditions = Conditions.recorded({"profile": about}, {})
     answer = headline(find_scores(find_methods(runs)))
     assert re.match(r"plain \(OPASD\) [\d.]+ % \[.*\], \+.* over the base.* against like-opsd", answer), answer
+
+
+def test_four_benchmarks_fit_and_what_they_share_is_said_once():
+    names = ["AIME24", "AIME25", "HMMT25", "MATH500"]
+
+    def results(seed, mean):
+        budgets = ((100, 0.0), (200, 0.1))
+        return [
+            result(name, shares(seed + n, mean + more), budget)
+            for n, name in enumerate(names)
+            for budget, more in budgets
+        ]
+
+    long = "a-name-that-says-every-setting-of-the-run-and-is-longer-than-a-line-of-a-page-should-be-weight-"
+    runs = [evaluated("base", results(1, 0.3)), evaluated(f"{long}0.5", results(9, 0.6), seed=1)]
+    runs += [evaluated(f"{long}0-seed-{seed}", results(20 * seed, 0.5), seed=seed, attention=0) for seed in (1, 2)]
+    runs.append(evaluated(f"{long}0-seed-3", [], seed=3, attention=0))
+    for run in runs[:-1]:
+        run.samples = [RecordedSample(name, None, "p0", 0, "q", "7", "7", 9, True, False) for name in names]
+    scores = find_scores(find_methods(runs))
+    assert measured(scores).startswith("Mean of AIME24, AIME25, HMMT25 and MATH500: Avg@4, up to 200 tokens. In")
+    table = method_table(scores)
+    assert list(table.header) == ["method", "average, %", "against the base", *(f"{name}, %" for name in names)]
+    assert table.caption.count("other budgets") == table.caption.count("Not evaluated on") == 1
+    assert (
+        "AIME24, AIME25, HMMT25, MATH500: up to 200 tokens; other budgets (100) are under Evaluation." in table.caption
+    )
+    assert len(headline(scores)) < 160
+    assert headline(scores).startswith("…0.5 (OPASD) ")

@@ -10,7 +10,13 @@ from opasd.report.numbers import percent
 from opasd.report.run import Run
 from opasd.report.scores import SEEDS, Benchmark, Score, Scores
 from opasd.report.tables import Cell, Table
+from opasd.report.text import short_names
 from opasd.rounding import fixed, per_cent, with_interval
+
+LONGEST_NAME = 44
+"""Characters of a method's name in a sentence."""
+MOST_COLUMNS = 7
+"""Columns of the table of methods that fit beside its figure."""
 
 
 def headline(scores: Scores) -> str:
@@ -19,14 +25,15 @@ def headline(scores: Scores) -> str:
     score = subject and scores.average(subject)
     if subject is None or score is None:
         return ""
-    text = f"{subject.title} {_shown(score, unit=' %')}"
+    title = _titles(scores)
+    text = f"{title[subject.slot]} {_shown(score, unit=' %')}"
     base, rival = scores.base, _rival(scores, subject)
     if base is not None and base is not subject and (gap := scores.difference(subject, base)):
         above = base.kind == "base" and gap.mean >= 0
-        over = f"{'over' if above else 'against'} {_called(base)}"
+        over = f"{'over' if above else 'against'} {'the base' if base.kind == 'base' else title[base.slot]}"
         text += f", {_shown(gap, sign=True)} {over}{_doubt(gap)}"
     if rival not in (None, subject, base) and (gap := scores.difference(subject, rival)):
-        text += f", {_shown(gap, sign=True)} against {rival.title}{_doubt(gap)}"
+        text += f", {_shown(gap, sign=True)} against {title[rival.slot]}{_doubt(gap)}"
     return f"{text}{_repeats(scores, subject)}."
 
 
@@ -37,13 +44,23 @@ def best(scores: Scores) -> str:
     score = first and scores.average(first)
     if first is None or score is None or subject is None or len(compared) < 3:
         return ""
-    text = f"Highest of {len(compared)} methods: {first.title}"
+    title = _titles(scores)
+    text = f"Highest of {len(compared)} methods: {title[first.slot]}"
     if first is subject:
         return f"{text}."
     text += f", {_shown(score, unit=' %')}"
     if first is not _rival(scores, subject) and (gap := scores.difference(first, subject)):
-        text += f", {_shown(gap, sign=True)} against {subject.title}{_doubt(gap)}"
+        text += f", {_shown(gap, sign=True)} against {title[subject.slot]}{_doubt(gap)}"
     return f"{text}{_repeats(scores, first)}."
+
+
+def _titles(scores: Scores) -> dict[int, str]:
+    """Return each method's title by its slot, with a name that a sentence can hold."""
+    names = short_names([method.name for method in scores.methods], LONGEST_NAME)
+    return {
+        m.slot: m.title if m.name == name else replace(m, name=name).title
+        for m, name in zip(scores.methods, names, strict=True)
+    }
 
 
 def _repeats(scores: Scores, method: Method) -> str:
@@ -68,7 +85,11 @@ def measured(scores: Scores) -> str:
     labels = [benchmark.label for benchmark in scores.benchmarks]
     if not labels:
         return ""
+    names = [benchmark.name for benchmark in scores.benchmarks]
+    alike = {label.replace(f" on {name}", "") for label, name in zip(labels, names, strict=True)}
     what = labels[0] if len(labels) == 1 else f"Mean of {len(labels)} benchmarks: {'; '.join(labels)}"
+    if len(alike) == 1 < len(labels):
+        what = f"Mean of {', '.join(names[:-1])} and {names[-1]}: {alike.pop()}"
     return f"{what}{', which most methods have' if scores.of_several else ''}. In brackets: 95 % intervals."
 
 
@@ -114,6 +135,8 @@ def method_table(scores: Scores) -> Table | None:
             for row in rows:
                 row[column] = replace(row[column], best=row[column].value == highest)
     header += ["answer length", "truncated"]
+    if len(header) > MOST_COLUMNS:  # every run's are in the table below
+        header, rows, details = header[:-2], [row[:-2] for row in rows], [[row[:-2] for row in own] for own in details]
     return without_empty(Table("methods", "Methods", header, rows, _note(scores), slots=slots, details=details))
 
 

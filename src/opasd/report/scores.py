@@ -142,7 +142,9 @@ def find_scores(methods: Sequence[Method]) -> Scores:
         methods = finished
     runs = [run for method in methods for run in method.runs]
     notes: list[str] = []
-    benchmarks = [_evaluated(methods, name, notes) for name in evaluated_sets(runs)]
+    budgets: dict[str, list[str]] = {}
+    benchmarks = [_evaluated(methods, name, budgets) for name in evaluated_sets(runs)]
+    notes += [f"{', '.join(names)}: {words}" for words, names in budgets.items()]
     if not benchmarks:
         benchmarks = [
             Benchmark(
@@ -162,8 +164,9 @@ def find_scores(methods: Sequence[Method]) -> Scores:
     return scores
 
 
-def _evaluated(methods: Sequence[Method], name: str, notes: list[str]) -> Benchmark:
-    """Return one benchmark at one budget: the largest of those that most methods have."""
+def _evaluated(methods: Sequence[Method], name: str, notes: dict[str, list[str]]) -> Benchmark:
+    """Return one benchmark at one budget: the largest of those that most methods have. Note the others by what they
+    are."""
     runs = [run for method in methods for run in method.runs]
     having: dict[int, set[int]] = {}
     for method in methods:
@@ -174,7 +177,7 @@ def _evaluated(methods: Sequence[Method], name: str, notes: list[str]) -> Benchm
     others = sorted(set(having) - {budget})
     if others:
         listed = ", ".join(f"{other:,}" for other in others)
-        notes.append(f"{name}: up to {budget:,} tokens; other budgets ({listed}) are under Evaluation.")
+        notes.setdefault(f"up to {budget:,} tokens; other budgets ({listed}) are under Evaluation.", []).append(name)
     samples = {
         result.samples for run in runs for result in run.results if (result.benchmark, result.budget) == (name, budget)
     }
@@ -187,6 +190,7 @@ def _note_what_is_left_out(scores: Scores) -> None:
     without = [m.name for m in scores.methods if not any(scores.shares(m, one) for one in scores.benchmarks)]
     if without and scores.benchmarks:
         scores.notes.append(f"Without a score: {', '.join(without)}.")
+    not_evaluated: dict[str, list[str]] = {}
     for benchmark in scores.benchmarks:
         lacking = [
             run.name
@@ -196,7 +200,7 @@ def _note_what_is_left_out(scores: Scores) -> None:
             if not benchmark.shares.get(id(run))
         ]
         if lacking:
-            scores.notes.append(f"Not evaluated on {benchmark.name}: {', '.join(lacking)}; means are over the others.")
+            not_evaluated.setdefault(", ".join(lacking), []).append(benchmark.name)
         apart = {}
         for method in scores.methods:
             known = [run for run in method.runs if benchmark.shares.get(id(run))]
@@ -214,6 +218,10 @@ def _note_what_is_left_out(scores: Scores) -> None:
                 f"Not compared with {base.name if base else ''} on {benchmark.name}, because it was asked differently: "
                 f"{', '.join(names)} ({reasons})."
             )
+    scores.notes += [
+        f"Not evaluated on {', '.join(names)}: {lacking}; means are over the others."
+        for lacking, names in not_evaluated.items()
+    ]
 
 
 def _reasons(run: Run, first: Run, benchmark: Benchmark) -> str:

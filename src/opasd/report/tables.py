@@ -108,6 +108,7 @@ def to_html(table: Table) -> str:
     )
     body = "".join(_html_row(table, number, row) for number, row in enumerate(table.rows))
     many = " many very" if len(table.header) > 13 else " many" if len(table.header) > 8 else ""
+    many += " tight" if len(table.header) > 5 else ""
     plain = " plain" if any(cell.wraps for row in table.rows for cell in row) and len(table.header) == 2 else ""
     return (
         f'<div class="wide{plain}" tabindex="0" role="region" aria-label="{safe(table.title)}">'
