@@ -116,7 +116,7 @@ def test_a_release_leaves_a_commit_and_a_tag_and_refuses_the_same_again(copy, tm
     ("remote", "address"),
     [
         ("https://example.org/a/opasd.git", "https://example.org/a/opasd"),
-        ("https://name:secret@example.org/a/opasd", "https://example.org/a/opasd"),
+        ("https://name:word@example.org/a/opasd", "https://example.org/a/opasd"),
         ("ssh://git@example.org:22/a/opasd.git/", "https://example.org/a/opasd"),
         ("git@example.org:a/b/opasd.git", "https://example.org/a/b/opasd"),
         ("/srv/git/opasd", None),
