@@ -14,7 +14,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("last.json")
-TESTED = ("src/opasd/rollout/*.py", "src/opasd/rollout/vllm/*.py", "tests/vllm/*.py", "constraints-vllm.txt")
+TESTED = (
+    "src/opasd/rollout/**/*.py",
+    "src/opasd/trainer/**/*.py",
+    "src/opasd/cli/train.py",
+    "tests/vllm/*.py",
+    "constraints-vllm.txt",
+)
 
 
 def digest(root: Path = ROOT) -> str:

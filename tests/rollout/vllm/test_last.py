@@ -30,6 +30,17 @@ def test_a_record_is_fresh_until_a_file_changes(tree, monkeypatch):
     assert last.said(record, tree).endswith("HAS CHANGED since: make test-vllm")
 
 
+@pytest.mark.parametrize(
+    "path", ["rollout/engine.py", "rollout/transformers/engine.py", "trainer/trainer.py", "cli/train.py"]
+)
+def test_what_the_tests_train_with_counts_too(tree, path):
+    before = last.digest(tree)
+    file = tree / "src/opasd" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("a = 1\n")
+    assert last.digest(tree) != before
+
+
 @pytest.mark.parametrize("counts", [(31, 0, 1, 0), (31, 0, 0, 1), (31, 31, 0, 0)])
 def test_only_a_run_that_passed_is_noted(counts, tmp_path):
     (tmp_path / "results.xml").write_text(RESULTS.format(*counts))
