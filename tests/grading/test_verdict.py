@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opasd.grading import equality
 from opasd.grading.verdict import boxed_answer, is_correct
 
 
@@ -199,3 +200,13 @@ def test_a_megabyte_of_garbage(unit):
     assert not is_correct(garbage, "7")
     assert isinstance(is_correct(box(garbage), garbage), bool)
     assert not is_correct(rf"\boxed{{{garbage}", "7")
+
+
+@pytest.mark.parametrize("joint", [r"\pm 1, ", "or ", "and ", "$ $"])
+def test_a_long_list_is_not_compared_item_by_item(joint, monkeypatch):
+    """However its items are separated: each would be compared with each of the other list."""
+    compared = []
+    monkeypatch.setattr(equality, "_same_value", lambda *pair: compared.append(pair))
+    items = [str(number) for number in range(150)]
+    assert equality.equal(joint.join(items), joint.join(reversed(items)), lambda *_: None) is False
+    assert not compared

@@ -198,6 +198,8 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
         return False
     if in_order is None or (len(gold.values) != len(answer.values) and not sets):
         return False
+    if max(len(gold.values), len(answer.values)) > MOST_ITEMS:
+        return False
     golds, answers = ([_items(value) for value in values] for values in _without_names(gold.values, answer.values))
     if in_order:
         return _all(_same(a, b, rules, is_item=True) for a, b in zip(golds, answers, strict=True))

@@ -25,7 +25,7 @@ from opasd.data.problems import Problem
 from opasd.grading.reading import Reading, boxed_answer
 from opasd.grading.verdict import AnswerKind, Verdict, quick_verdict
 
-SECONDS = 1.5
+SECONDS = 1.3
 """Processor time that a comparison may take at first."""
 _PATIENCE = 600.0
 """Seconds on the clock after which a worker, which keeps the time itself, is lost."""
