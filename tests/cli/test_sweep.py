@@ -81,7 +81,7 @@ def test_a_run_that_fails_stops_no_other_and_a_mistake_is_not_made_again(three: 
     assert three(*TRAIN)[0] == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_it_survives_interruption(three: CommandLine, how: signal.Signals) -> None:
     folder = three.folder / "sweeps" / "three"
     waiting = runs(**dict.fromkeys(NAMES, "wait"))

@@ -67,6 +67,18 @@ CASES = {
         "a stop while an endless rollout is sampled",
         "it is given up; a checkpoint; the resumed run ends as if undisturbed",
     ),
+    f"{FAULTS}stopping.py::test_an_evaluation_that_is_stopped_continues": (
+        "SIGTERM, SIGHUP or SIGINT of an evaluation",
+        "a message, code 143, 129 or 130; the same command continues",
+    ),
+    f"{FAULTS}stopping.py::test_a_merge_that_is_stopped_leaves_nothing": (
+        "SIGTERM, SIGHUP or SIGINT of a merge",
+        "nothing is left behind; the same command ends it",
+    ),
+    "tests/cli/test_sweep.py::test_it_survives_interruption": (
+        "SIGTERM, SIGINT, SIGHUP or SIGKILL of a sweep with two runs at work",
+        "its runs save and end; the same command continues",
+    ),
     f"{FAULTS}launcher.py::test_the_mistake_of_another_process_is_shown": (
         "an error in a process other than the first",
         "shown",
@@ -77,6 +89,22 @@ CASES = {
     ),
     f"{FAULTS}untrusted_folders.py::test_a_folder_names_no_module_to_import": (
         "a run's folder that names a plugin or a grader",
+        "not imported; the flag to trust it is named",
+    ),
+    f"{FAULTS}traps.py::test_a_link_out_of_a_runs_folder_is_not_followed": (
+        "a run's folder with a link out of it, under each command",
+        "refused; what the link names is neither read nor written",
+    ),
+    f"{FAULTS}traps.py::test_a_link_out_of_an_evaluations_folder_is_not_followed": (
+        "the same of an evaluation",
+        "refused; what the link names is neither read nor written",
+    ),
+    f"{FAULTS}traps.py::test_a_pipe_in_a_runs_folder_holds_nobody_up": (
+        "a run's folder with a pipe in it, under each command",
+        "refused; no hang",
+    ),
+    f"{FAULTS}traps.py::test_an_evaluation_names_no_grader_to_import": (
+        "an evaluation that names a grader",
         "not imported; the flag to trust it is named",
     ),
     f"{FAULTS}untrusted_folders.py::test_a_pickled_adapter_is_not_executed": (

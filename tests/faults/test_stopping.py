@@ -8,10 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from opasd import files
 from opasd.config import SamplingConfig
 from opasd.errors import Stopped
+from opasd.evaluation.samples import SampleFile
 from opasd.run.manifest import checkpoints
 from opasd.trainer import session
+from tests.commands import opasd
+from tests.faults.targets import whole_run
 from tests.nursery import Python
 from tests.training import make_trainer, rows
 
@@ -134,3 +138,37 @@ def test_a_reader_that_ends_gets_a_checkpoint(tmp_path):
         assert process.wait(PATIENCE) == 75
     (checkpoint,) = checkpoints(tmp_path)
     assert f"checkpoint-{rows(tmp_path)[-1]['step']}" == checkpoint.name
+
+
+ENDINGS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_an_evaluation_that_is_stopped_continues(tmp_path, monkeypatch, number):
+    words = ("evaluate", "lab", "--benchmarks", "lab", "--problems", "4", "--max-batch", "2", "--max-new-tokens", "4")
+    append = SampleFile.append
+
+    def appended(self, samples):
+        append(self, samples)
+        os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleFile, "append", appended)
+        done = opasd(tmp_path, *words, "--output", "stopped")
+    assert done.returncode == ENDINGS[number]
+    assert "the same command continues" in done.stderr
+    assert "Traceback" not in done.stderr
+    for output in ("stopped", "whole"):
+        assert opasd(tmp_path, *words, "--output", output).returncode == 0
+    stopped, whole = (sorted(SampleFile(tmp_path / name / "samples.jsonl").keys) for name in ("stopped", "whole"))
+    assert stopped == whole
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_merge_that_is_stopped_leaves_nothing(tmp_path, monkeypatch, number):
+    words = ("merge", str(whole_run()), "merged")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "let_read", lambda _: os.kill(os.getpid(), number))
+        assert opasd(tmp_path, *words).returncode == ENDINGS[number]
+    assert not list(tmp_path.iterdir())
+    assert opasd(tmp_path, *words).returncode == 0

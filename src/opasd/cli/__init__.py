@@ -8,10 +8,14 @@ import errno
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 
 from opasd.cli._output import tamed
 from opasd.errors import ConfigError, OpasdError, closest, without_secrets
@@ -47,13 +51,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
-    with tamed():
+    with tamed(), _interrupted_by_signals():
         code = _exit_code(args, debug=debug)
     if "OPASD_MEETING" in os.environ:
         from opasd.cli._processes import report_exit
 
         report_exit(code)
     return code
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it cleans up; `train` and `sweep` do more."""
+    numbers = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(128 + number)
+
+    previous = {
+        number: signal.signal(number, interrupt) for number in numbers if signal.getsignal(number) == signal.SIG_DFL
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _exit_code(args: list[str], *, debug: bool) -> int:
@@ -63,8 +85,8 @@ def _exit_code(args: list[str], *, debug: bool) -> int:
         except SystemExit as stop:  # argparse has shown a help page
             code = int(stop.code or 0)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+    except KeyboardInterrupt as stop:
+        code = stop.args[0] if stop.args else INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail too
         code = BROKEN_PIPE

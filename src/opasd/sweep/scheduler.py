@@ -62,7 +62,9 @@ class Scheduler:
     def run(self) -> None:
         """Work until everything is done, or until all processes have ended after a signal."""
         self._skip()
-        previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        wanted = (signal.SIGTERM, signal.SIGINT, *(() if under_nohup else (signal.SIGHUP,)))
+        previous = {number: signal.signal(number, self._stop) for number in wanted}
         try:
             while (self.waiting and not self.stopping) or self.running:
                 self._start()
@@ -77,7 +79,7 @@ class Scheduler:
         self._line.clear()
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
-        """Let every run save and end after SIGTERM and the first Ctrl-C; kill them after the second Ctrl-C."""
+        """Let every run save and end after SIGTERM, SIGHUP and the first Ctrl-C; kill them after the second Ctrl-C."""
         kill = self.stopping and number == signal.SIGINT
         self.stopping = True
         for stage in self.running:
