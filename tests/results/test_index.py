@@ -1,0 +1,71 @@
+"""The tables of the README and of the evidence's first page are those of the records."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from opasd.cli.demo import HEADER
+from opasd.data.made.mistakes import MISTAKES
+
+ROOT = Path(__file__).parents[2]
+MODULES = ("reading", "records", "summaries", "tables_index")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/evidence/index.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Import results/tables_index.py with its neighbours, and forget them after the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in MODULES:
+            patch.delitem(sys.modules, name, raising=False)
+        patch.syspath_prepend(str(ROOT / "results"))
+        yield import_module("tables_index")
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+def test_the_readmes_results_are_those_of_the_records(tables):
+    for row in tables.readme_rows():
+        assert row in README, "run python results/tables.py index"
+
+
+def test_the_readmes_demo_is_the_record(tables):
+    for row in tables.demo_rows():
+        assert row in README, "run python results/tables.py index"
+
+
+def test_the_pages_table_is_that_of_the_records(tables):
+    rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    found = {row[0].strip("| [").partition("]")[0].partition(",")[0]: row for row in rows if "three seeds" in row[0]}
+    assert set(found) == {task.partition(",")[0] for task in tables.ROWS}
+    for task, cells in tables.rows().items():
+        shown = [
+            cell.removesuffix(" |").removesuffix(" (two)").strip(" |") for cell in found[task.partition(",")[0]][1:]
+        ]
+        assert shown == cells
+
+
+def test_the_first_sentences_are_the_records(tables):
+    """What OPASD cost on the embedded model; tests/results/test_lookup.py has the pilot."""
+    lost = round(tables.mean("embedded, 1.9 M", "OPSD") - tables.mean("embedded, 1.9 M", "OPASD"))
+    top = " ".join(PAGE.split("\n\n")[1].split())
+    assert f"{lost} points lost on the embedded one" in top
+    assert top.count("**") == 6
+
+
+def test_another_verdict_is_another_row(tables, monkeypatch):
+    before = tables.readme_rows()
+    monkeypatch.setattr(tables.Evaluation, "shares", lambda self, samples=None: {"a": 0.5, "b": 0.5})
+    assert tables.readme_rows() != before
+    assert "| 50.0 [50.0, 50.0] | 50.0 ± 0.0 | 50.0 ± 0.0 |" in tables.readme_rows()[0]
+
+
+def test_the_demos_record_has_what_the_demo_writes():
+    record = json.loads((ROOT / "results/lab/demo.json").read_text(encoding="utf-8"))
+    assert list(record["models"]) == ["base", "base, greedy", "OPSD", "OPASD"]
+    assert all(list(model["mistakes"]) == list(MISTAKES.values()) for model in record["models"].values())
+    assert HEADER[1] == "accuracy"
