@@ -3,11 +3,15 @@
 Intervals are 95 %, by bootstrap over problems (10,000 draws, seed 0). Differences are paired on the same problems.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from records import evaluated_models, read_document
 from summaries import SEEDS, load_evaluation, training_steps
+
+from opasd.data.made.counts import make_puzzles
+from opasd.data.made.mistakes import MISTAKES, first_mistake
 
 TRENDS = ("attention/divergence", "attention/solution_mass", "token/divergence")
 METHODS = {
@@ -18,7 +22,25 @@ METHODS = {
 }
 
 
+MISTAKEN = {"base": "base", "OPSD": "opsd-per-token-seed-1", "OPASD": "opasd-seed-1", "attention": "attention-seed-1"}
+"""The evaluations that have texts on record."""
+
+
+def mistake_rows() -> list[str]:
+    """Return how many answers are wrong by which first mistake, in per cent of all."""
+    puzzles = {puzzle.id: puzzle for puzzle in make_puzzles("test", 1200, 0)}
+    rows = []
+    for name, run in MISTAKEN.items():
+        answered = load_evaluation("lab/methods", run).rows
+        wrong = [row for row in answered if row["verdict"] != "correct"]
+        kinds = Counter(first_mistake(puzzles[row["problem"]], row["text"]) or "other" for row in wrong)
+        shares = (f"{100 * kinds[kind] / len(answered):.1f}" for kind in MISTAKES)
+        rows.append(f"| {name} | {100 - 100 * len(wrong) / len(answered):.1f} | {' | '.join(shares)} |")
+    return rows
+
+
 def print_lab() -> None:
+    print("\n".join(mistake_rows()), "\n")
     base, tokens = answers("methods", "base")
     print(f"base {interval(base)}, {tokens.mean():.1f} tokens, {markers('methods', 'base'):.2f} markers per 1,000\n")
     methods = {(method, seed): answers("methods", f"{method}-seed-{seed}") for method in METHODS for seed in SEEDS}

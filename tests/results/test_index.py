@@ -11,7 +11,7 @@ from opasd.cli.demo import HEADER
 from opasd.data.made.mistakes import MISTAKES
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("reading", "records", "summaries", "tables_index")
+MODULES = ("reading", "records", "summaries", "tables_index", "tables_lab")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/evidence/index.md").read_text(encoding="utf-8")
 
@@ -55,6 +55,19 @@ def test_the_first_sentences_are_the_records(tables):
     top = " ".join(PAGE.split("\n\n")[1].split())
     assert f"{lost} points lost on the embedded one" in top
     assert top.count("**") == 6
+
+
+def test_the_page_of_the_embedded_model_has_the_records_mistakes(tables):
+    page = (ROOT / "docs/evidence/lab.md").read_text(encoding="utf-8")
+    for row in import_module("tables_lab").mistake_rows():
+        assert row in page, "run python results/tables.py lab"
+
+
+def test_the_clipped_loss_of_the_pointwise_runs_is_below_0(tables):
+    page = (ROOT / "docs/evidence/length.md").read_text(encoding="utf-8")
+    steps = import_module("summaries").training_steps("arithmetic/long", "opsd-paper")
+    share = sum(row["token/loss"] < 0 for row in steps) / len(steps)
+    assert f"falls below 0 in {share:.0%} of them" in page.replace("\n", " ").replace(" %", "%")
 
 
 def test_another_verdict_is_another_row(tables, monkeypatch):
