@@ -70,21 +70,23 @@ def rows() -> dict[str, list[str]]:
 
 
 def readme_rows() -> list[str]:
-    """Return the rows of the README's table."""
-    return [f"| {task} | {base(task)} | {cell(task, 'OPSD')} | {cell(task, 'OPASD')} |" for task in ROWS]
+    """Return the rows of the README's table of results: means over the seeds."""
+    rows = []
+    for task in ROWS:
+        untrained = 100 * fmean(load_evaluation(ROWS[task], "base").shares().values())
+        rows.append(f"| {task} | {untrained:.1f} | {mean(task, 'OPSD'):.1f} | {mean(task, 'OPASD'):.1f} |")
+    return rows
 
 
-def demo_rows() -> list[str]:
-    """Return the rows of the README's table of the demo, with the intervals that the demo prints."""
+def demo_rows(*, whole: bool) -> list[str]:
+    """Return the rows of the table of the demo in docs/lab.md, or its first columns for the README."""
     models, rows = demo(), []
     for name, model in models.items():
         gain = paired_difference(model["correct"], models["base"]["correct"])
         shares = [f"{share:.1f}" for share in model["mistakes"].values()]
-        cells = [
-            with_bounds(map(per_cent, estimate(model["correct"]))),
-            "" if name == "base" else with_bounds(map(per_cent, gain), sign=True),
-            *shares,
-        ]
+        against = "" if name == "base" else with_bounds(map(per_cent, gain), sign=True)
+        accuracy = with_bounds(map(per_cent, estimate(model["correct"])))
+        cells = [accuracy, against, *shares] if whole else [accuracy, *shares[:2]]
         rows.append(f"| {name} | {' | '.join(cells)} |".replace("|  |", "| |"))
     return rows
 
@@ -93,4 +95,4 @@ def print_index() -> None:
     for task, cells in rows().items():
         print(f"| {task} | {' | '.join(cells)} |")
     print()
-    print("\n".join([*readme_rows(), "", *demo_rows()]))
+    print("\n".join([*readme_rows(), "", *demo_rows(whole=False), "", *demo_rows(whole=True)]))
