@@ -1,5 +1,6 @@
 """The report in a real browser: no complaint, tables sort, filters filter, both themes, a phone, and in time."""
 
+import dataclasses
 import html
 import re
 import shutil
@@ -397,6 +398,47 @@ def test_long_names_stay_in_their_figures_and_apart(open_page, long_names, width
     table = page.locator("#results table").first
     assert table.locator("tbody td").first.bounding_box()["width"] < 0.5 * width
     assert "not evaluated" in table.text_content(), "a seed without an evaluation is named"
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Four benchmarks, three weights, two seeds of one of them."""
+    folder = tmp_path_factory.mktemp("four")
+    paths = [make_run(folder, f"opasd-seed-{seed}", seed=seed, samples=3) for seed in (1, 2)]
+    paths.append(make_run(folder, "opsd", recipe="lab-opsd", samples=3))
+    for weight in (0.1, 2.0):
+        paths.append(make_run(folder, f"weight-{weight}", samples=3))
+        config = paths[-1] / "config.yaml"
+        config.write_text(config.read_text().replace("attention_weight: 0.5", f"attention_weight: {weight}"))
+    runs = read_runs([*paths, make_evaluation(folder / "e", {"base": None, **{path.name: path for path in paths}})])
+    for run in runs:
+        more = [
+            dataclasses.replace(result, benchmark=name)
+            for name in ("AIME24", "AIME25", "HMMT25")
+            for result in run.results
+        ]
+        run.results += more
+    return write_report(build_report(runs), folder / "out")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_methods_by_four_benchmarks_fit_and_so_do_ablations(open_page, four, width):
+    page = open_page(four, width=width, ready=READY)
+    table = page.locator("#results table").first
+    heads = table.locator("thead th")
+    assert heads.count() == 7
+    for n in range(3 if width == 390 else 7):
+        box = heads.nth(n).bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width
+    if width == 1440:
+        boxes = page.locator("#results .answer .wide, #ablations .wide").evaluate_all(
+            "boxes => boxes.map(box => [box.scrollWidth, box.clientWidth])"
+        )
+        assert len(boxes) > 1
+        assert all(inner <= outer for inner, outer in boxes), "nothing is to be scrolled to"
+        figure = page.locator("#fig-forest").bounding_box()
+        assert figure["y"] < 900, "beside the table"
+    assert page.evaluate(OUTSIDE) == []
 
 
 @pytest.fixture(scope="module")

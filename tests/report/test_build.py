@@ -60,3 +60,14 @@ def test_a_report_that_was_not_written_to_its_end_can_be_written_again(tmp_path)
     with pytest.raises(AttributeError):
         write_report(made, tmp_path / "out")
     check_folder(tmp_path / "out")
+
+
+def test_long_tables_and_many_groups_of_seeds_are_folded(tmp_path):
+    few = read_runs([make_run(tmp_path, f"a-seed-{seed}", seed=seed, steps=4) for seed in (1, 2)])
+    html = build_report(few).page.html()
+    assert "<h3>Seeds of a</h3>" in html
+    assert "<summary>Cost:" not in html
+    paths = [make_run(tmp_path, f"m{n}-seed-{seed}", seed=seed, steps=4 + n) for n in range(13) for seed in (1, 2)]
+    html = build_report(read_runs(paths)).page.html()
+    assert "<summary>Cost: 26 rows</summary>" in html
+    assert html.count("<summary><bdi>Seeds of m") == 13

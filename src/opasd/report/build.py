@@ -39,6 +39,10 @@ from opasd.report.text import safe, slug, soft_intervals, split_by_size
 MANIFEST = ".opasd-report.json"
 _LONGEST_CONFIG = 300_000
 """Characters of a configuration that the page shows."""
+MOST_ROWS = 24
+"""Rows of a table of runs that is not folded."""
+MOST_GROUPS = 6
+"""Methods with several seeds whose tables are not folded."""
 
 
 @dataclass
@@ -196,7 +200,7 @@ def _add_figures(report: Report, runs: Sequence[Run], methods: Sequence[Method])
     }
     several = any(len(method.runs) > 1 for method in methods)
     for heading, figures in all_figures(methods).items():
-        content = [report.add_table(table) for table in tables.get(heading, ()) if table is not None]
+        content = [_folded(report, table) for table in tables.get(heading, ()) if table is not None]
         if heading == "Attention" and (lines := [line for run in runs if (line := alignment_note(run))]):
             listed = f"Mean divergence. {'. '.join(lines)}."
             folded = f"<details><summary>Mean divergence of {len(lines)} runs</summary>{paragraph(listed)}</details>"
@@ -208,11 +212,22 @@ def _add_figures(report: Report, runs: Sequence[Run], methods: Sequence[Method])
             report.page.section(slug(heading).lower(), heading, paragraph(about), *content)
 
 
+def _folded(report: Report, table: Table) -> str:
+    """Return the table, folded into one line if it is long."""
+    shown, rows = report.add_table(table), sum(len(row) > 1 for row in table.rows)
+    return (
+        shown if rows <= MOST_ROWS else f"<details><summary>{safe(table.title)}: {rows} rows</summary>{shown}</details>"
+    )
+
+
 def _add_seeds(report: Report, methods: Sequence[Method]) -> None:
-    content = []
-    for number, method in enumerate(seed_groups(methods), 1):
+    """Add the statistics of each method with several seeds, folded where there are many such methods."""
+    content, groups = [], seed_groups(methods)
+    for number, method in enumerate(groups, 1):
         table = seeds(method, number)
-        content += [f"<h3>{safe(table.title)}</h3>", report.add_table(table)]
+        title, shown = safe(table.title), report.add_table(table)
+        folded = f"<details><summary><bdi>{title}</bdi></summary>{shown}</details>"
+        content.append(f"<h3>{title}</h3>{shown}" if len(groups) <= MOST_GROUPS else folded)
     if content:
         about = "Runs whose configurations differ in nothing but the seed, put together."
         report.page.section("seeds", "Seeds", paragraph(about), *content)
