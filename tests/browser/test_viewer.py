@@ -5,6 +5,8 @@ import io
 import json
 import random
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -636,5 +638,20 @@ def test_on_paper_all_three_panels_are_there_with_their_shades(open_page, shown)
     for panel in ("teacher", "projected", "student"):
         box = page.locator(f"[data-panel={panel}]").bounding_box()
         assert 0 <= box["x"] < box["x"] + box["width"] <= 718
+    assert page.locator(".v-now").bounding_box()["y"] < 200, "it begins on the first sheet, below the title"
+    assert page.locator("#viewer").evaluate("node => getComputedStyle(node).breakInside") == "auto"
     adjust = "node => getComputedStyle(node).printColorAdjust"
     assert page.locator("[data-panel=student] .r").first.evaluate(adjust) == "exact"
+
+
+def test_on_paper_no_sheet_is_blank(open_page, shown, tmp_path):
+    if shutil.which("pdftotext") is None:
+        pytest.skip("no pdftotext here")
+    page = open_page(shown, ready=READY)
+    page.pdf(path=tmp_path / "page.pdf", format="A4")
+    text = subprocess.run(
+        ["pdftotext", "-layout", tmp_path / "page.pdf", "-"], capture_output=True, text=True, check=True
+    )
+    sheets = text.stdout.split("\f")[:-1]
+    assert "Teacher" in sheets[0]
+    assert all(len([line for line in sheet.splitlines() if line.strip()]) > 1 for sheet in sheets)

@@ -195,8 +195,8 @@
     if (!now) return;
     const { record } = now, step = state.step;
     now.values = values(step);
+    if (scroll) reveal();   // before anything changes: a box that scrolls needs the layout
     drawWords();
-    if (scroll) reveal();
     for (const name of panels) if (!columns[name].panel.hidden) shade(columns[name]);
     [...stages.children].forEach((button, at) => button.setAttribute("aria-pressed", String(at === (state.stage < 0 ? now.names.length : state.stage))));
     slide.value = step;
@@ -298,8 +298,9 @@
       area.addEventListener("scroll", () => { if (!waiting) waiting = requestAnimationFrame(() => {
         waiting = 0;
         if (!now?.values || column.panel.hidden || !column.tops) return;
-        for (const one of column.areas) one.scroll = one.box.scrollTop;
-        shade(column);
+        const moved = column.areas.filter((one) => Math.abs(one.scroll - one.box.scrollTop) >= 1);
+        for (const one of moved) one.scroll = one.box.scrollTop;
+        if (moved.length) shade(column);   // else the step itself scrolled, and has shaded it
       }); });
       area.addEventListener("pointerover", (event) => {
         const { step, at } = event.target.dataset || {};
