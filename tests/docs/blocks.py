@@ -53,7 +53,7 @@ SMALLER = {
 """What is added to a command, so that it takes seconds."""
 PAPER = ("aime24", "aime25", "aime26", "hmmt25")
 HUB_MODEL = re.compile(r"\bQwen/Qwen[\w.-]+")
-PLAIN = ("cat", "ls", "head", "tail", "wc", "mkdir", "cp", "echo", "cd", "test", "grep")
+PLAIN = ("cat", "ls", "head", "tail", "wc", "mkdir", "cp", "echo", "cd", "test", "grep", "until")
 
 
 @dataclass(frozen=True)
