@@ -49,6 +49,7 @@ SMALLER = {
     "prompt": ["--model", "lab"],
     "evaluate": ["--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
     "attend": ["--max-new-tokens", "16"],
+    "sweep": ["--train.max-steps", "2", "--evaluate.problems", "4"],
 }
 """What is added to a command, so that it takes seconds."""
 PAPER = ("aime24", "aime25", "aime26", "hmmt25")
@@ -130,8 +131,8 @@ class Story:
                 "opasd-"
             ):  # the paper's recipes validate on the hub's sets
                 words += [part for name in PAPER for part in (f"--validation-data.{name}", "null")]
-            resumes = "--resume" in words or "--list" in words or "--power" in words
-            done = opasd(self.folder, *words, *([] if resumes else SMALLER.get(words[0], [])))
+            as_it_is = {"--resume", "--list", "--power", "--dry-run", "--print-commands", "--table"} & {*words}
+            done = opasd(self.folder, *words, *([] if as_it_is else SMALLER.get(words[0], [])))
         else:
             assert first in (*PLAIN, "opasd"), f"{block}: {first} is not run by the tests; say why: <!-- not run: … -->"
             script = f'opasd() {{ "{sys.executable}" -m opasd.cli "$@"; }}; {line}'
