@@ -46,6 +46,9 @@ def test_every_command_is_read(command, monkeypatch):
         return
     _, _, config = parser().parse(words[2:])
     assert config.data.source == "mine.jsonl"
+    per_process = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps
+    processes = 16 if "/nodes.sh" in command else 8 if "clusters" in command else 1
+    assert per_process * processes == 64  # the paper's problems of a step
     if deepspeed := config.train.extra.get("deepspeed"):
         assert json.loads(Path(deepspeed).read_text())["zero_optimization"] == {"stage": 2}
 
@@ -130,4 +133,5 @@ def test_the_file_for_skypilot(place):
     new, resumed = (place / "said").read_text().splitlines()
     _, _, config = parser().parse(new.split()[1:])
     assert (config.name, config.output_dir) == ("first", str(place / "bucket"))
+    assert config.train.gradient_accumulation_steps == 8
     assert resumed == f"train --resume {place / 'bucket' / 'first'} --num-processes 8"

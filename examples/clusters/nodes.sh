@@ -1,6 +1,6 @@
 #!/bin/bash
 # One run on two nodes with eight GPUs each, requeued until it is done:
-#   sbatch examples/clusters/nodes.sh NAME opasd-qwen3-8b --data mine.jsonl
+#   sbatch examples/clusters/nodes.sh NAME opasd-qwen3-8b --data mine.jsonl --train.gradient-accumulation-steps 4
 # The first word is the run's name; the others are those of `opasd train`. The nodes see this folder under one path.
 #SBATCH --job-name=opasd
 #SBATCH --nodes=2

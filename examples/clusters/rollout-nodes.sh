@@ -1,6 +1,6 @@
 #!/bin/bash
 # Training on one node with eight GPUs, rollouts on another with eight vLLM servers, requeued until it is done:
-#   sbatch examples/clusters/rollout-nodes.sh NAME MODEL opasd-qwen3-4b --data mine.jsonl
+#   sbatch examples/clusters/rollout-nodes.sh NAME MODEL opasd-qwen3-4b --data mine.jsonl --train.gradient-accumulation-steps 8
 # NAME is the run's name and MODEL its base; the other words are those of `opasd train`. Both nodes see this folder
 # under one path: the servers read the student's adapters from it.
 #SBATCH --job-name=opasd

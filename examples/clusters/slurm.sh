@@ -1,6 +1,6 @@
 #!/bin/bash
 # One run on one node, requeued until it is done:
-#   sbatch examples/clusters/slurm.sh NAME opasd-qwen3-4b --data mine.jsonl
+#   sbatch examples/clusters/slurm.sh NAME opasd-qwen3-4b --data mine.jsonl --train.gradient-accumulation-steps 8
 # The first word is the run's name; the others are those of `opasd train`. Many runs: `opasd sweep WHAT --slurm`.
 #SBATCH --job-name=opasd
 #SBATCH --nodes=1
