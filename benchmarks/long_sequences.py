@@ -1,16 +1,19 @@
 """Memory and time of an update on one long rollout, with and without activations in the host's memory.
 
     python benchmarks/long_sequences.py --model 1.7b --lengths 8192,16384,32768,65536 --json results/long.json
+    python benchmarks/long_sequences.py --planned --lengths 8192,16384,32768,65536,131072
 
 Random weights in Qwen3's shapes, LoRA r = 64, bfloat16, gradient checkpointing, the trainer's own step: teacher,
 student, both losses, backward, AdamW. One rollout of the given length in a step, after a prompt of 256 tokens; the
 teacher also reads a solution of 1,024. Each case is run once to warm up, if its time allows, and once to measure.
+--planned needs no GPU: it prints what `opasd plan` computes for such updates of all models.
 """
 
 import argparse
 import gc
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,13 @@ import torch
 from measure import gpu_heading, save
 from update_step import Setup, change, make_rollouts, make_trainer, step
 
+from opasd.config import RunConfig
 from opasd.device import short_of_memory
 from opasd.model.unwrap import unwrap
+from opasd.plan.memory import GIB, Lengths, memory
+from opasd.plan.shapes import KNOWN, Shape
+from opasd.plan.speed import GPUS, Gpu
+from opasd.plan.table import MODELS
 from opasd.trainer.trainer import OPASDTrainer
 
 
@@ -52,13 +60,33 @@ def measure(trainer: OPASDTrainer, length: int, *, offload: bool, vocabulary: in
     return row
 
 
+def planned(lengths: list[int], gpu: Gpu) -> None:
+    """Print the memory that a GPU needs for an update on one rollout, GiB, and in brackets what waits on the host."""
+    columns = [f"{length:,}{', offloaded' if offload else ''}" for length in lengths for offload in (False, True)]
+    print(f"| model | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
+    for model in MODELS:
+        shape, cells = Shape.of(KNOWN[f"Qwen/Qwen3-{model}"]), []
+        for length in lengths:
+            for offload in (False, True):
+                settings = {"model": {"dtype": "bfloat16"}, "rollout": {"max_new_tokens": length}}
+                config = RunConfig.model_validate(settings | {"offload_activations": offload})
+                needs = replace(memory(config, shape, Lengths(256, 1024, length), 1, gpu.memory), rollout={})
+                host = f" ({sum(needs.host.values()) / GIB:.0f})" if offload else ""
+                cells.append(f"{needs.needed / GIB:.0f}{host}" + ("" if needs.needed <= gpu.memory else ", too much"))
+        print(f"| {model} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7b")
     parser.add_argument("--lengths", default="8192,16384,32768,65536")
     parser.add_argument("--seconds", type=float, default=80, help="Begin no case after so many.")
     parser.add_argument("--json")
+    parser.add_argument("--planned", action="store_true", help="Print what is planned; measure nothing.")
     options = parser.parse_args()
+    if options.planned:
+        planned([int(length) for length in options.lengths.split(",")], GPUS["h200"])
+        return
     found = gpu_heading("An update on one long rollout", 0)
     began, rows = time.perf_counter(), []
     lengths = [int(length) for length in options.lengths.split(",")]
