@@ -73,6 +73,21 @@ class VLLMEngine(ServingEngine):
         self._asleep = False
         self._versions = 0
         self._adapter: Any = None
+        settings = self._settings(base, dtype, rank)
+        with undisturbed():
+            self._vllm = _import_vllm()
+            try:
+                self._llm = self._vllm.LLM(**settings)
+            except (ValueError, RuntimeError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"vLLM cannot serve {base.source}: {_reason(error)} (its gpu_memory_utilization is our "
+                    "rollout.vllm.memory_share, its max_model_len our rollout.max_model_len)"
+                ) from error
+        self._rest()
+
+    def _settings(self, base: ServedBase, dtype: str, rank: int) -> dict[str, Any]:
+        """Return vLLM's own settings."""
+        config = self.config
         settings: dict[str, Any] = {
             "model": base.source,
             "dtype": dtype,
@@ -97,16 +112,7 @@ class VLLMEngine(ServingEngine):
         if processes() > 1:
             settings |= {"distributed_executor_backend": "external_launcher"}
             settings |= {"tensor_parallel_size": config.vllm.tensor_parallel}
-        with undisturbed():
-            self._vllm = _import_vllm()
-            try:
-                self._llm = self._vllm.LLM(**settings)
-            except (ValueError, RuntimeError, NotImplementedError) as error:
-                raise ConfigError(
-                    f"vLLM cannot serve {base.source}: {_reason(error)} (its gpu_memory_utilization is our "
-                    "rollout.vllm.memory_share, its max_model_len our rollout.max_model_len)"
-                ) from error
-        self._rest()
+        return settings
 
     @classmethod
     def for_training(
