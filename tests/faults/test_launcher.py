@@ -4,7 +4,10 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from opasd import cli
+from opasd.cli._launcher import culprit
 from tests.cli.conftest import CommandLine
 from tests.processes import PATIENCE, wait_until
 
@@ -53,6 +56,14 @@ def test_the_mistake_of_another_process_is_shown(tmp_path):
     assert code == 2, errors
     assert "error: process 1: no such file here; copy it\n" in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("codes", "named"),
+    [({0: 2, 1: -15}, (0, 2)), ({0: 1, 1: -9}, (1, -9)), ({0: -15, 1: -9, 2: 1}, (1, -9)), ({1: -15}, (1, -15))],
+)
+def test_whom_the_launcher_has_ended_is_not_blamed(codes, named):
+    assert culprit(codes) == named
 
 
 def test_a_lost_connection_is_the_launchers_to_tell(tmp_path, monkeypatch, capsys):

@@ -16,8 +16,10 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
+from opasd.config import RunConfig
 from opasd.errors import ConfigError
 from opasd.rollout.adapters import AdapterExport
+from opasd.trainer import session
 from opasd.trainer.setup import check_sharding
 from tests import nursery, processes
 from tests.rollout.vllm.fake_server import Process
@@ -286,9 +288,7 @@ def test_sharding_that_would_be_ignored_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("plugin", "stage", "message"),
     [
-        (None, None, "fsdp: weights are spread over GPUs, and this run is on cpu; leave fsdp out"),
         (SimpleNamespace(fsdp_version=1), None, "use fsdp_version 2"),
-        (SimpleNamespace(fsdp_version=2), 3, "deepspeed: ZeRO-3 gathers weights where .* use FSDP2"),
         (SimpleNamespace(fsdp_version=2), 2, "on_non_finite: skip, but DeepSpeed has made the step"),
     ],
 )
@@ -298,6 +298,24 @@ def test_sharding_that_would_not_end_is_refused(plugin, stage, message):
     trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, is_deepspeed_enabled=stage)
     with pytest.raises(ConfigError, match=message):
         check_sharding(trainer, "skip")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fsdp": True}, "fsdp: there is one process"),
+        ({"fsdp": True, "world_size": 2}, "fsdp: weights are spread over GPUs, and this run is on cpu; leave fsdp out"),
+        ({"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "deepspeed: ZeRO-3 gathers weights where .* use FSDP2"),
+    ],
+)
+def test_arguments_are_refused_before_a_model_is_loaded(settings, message, tmp_path, monkeypatch):
+    state = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU)
+    given = {"fsdp": False, "world_size": 1, "device": torch.device("cpu"), "deepspeed_plugin": None}
+    args = SimpleNamespace(**given | {"distributed_state": state} | settings)
+    monkeypatch.setattr(session, "training_arguments", lambda *_: args)
+    monkeypatch.setattr(session, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ConfigError, match=message):
+        session.train(RunConfig(), tmp_path)
 
 
 def test_copies_that_are_divided_do_not_wait_on_the_host():

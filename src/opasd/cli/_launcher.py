@@ -6,6 +6,7 @@ python -m opasd.cli._launcher N ARGS...     runs `opasd train ARGS` in N process
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -31,12 +32,19 @@ def main(count: str, args: list[str]) -> None:
     try:
         launch_command(launch_command_parser().parse_args([*options, "-m", "opasd.cli", "train", *args]))
     except ChildFailedError as error:
-        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        rank = min(codes, key=lambda rank: codes[rank])  # one that was killed before those that failed for it
-        Path(os.environ["OPASD_MEETING"], "ended").write_text(json.dumps({"rank": rank, "code": codes[rank]}))
+        rank, code = culprit({rank: failure.exitcode for rank, failure in error.failures.items()})
+        Path(os.environ["OPASD_MEETING"], "ended").write_text(json.dumps({"rank": rank, "code": code}))
         sys.exit(1)
     except SignalException:
         sys.exit(1)
+
+
+def culprit(codes: dict[int, int]) -> tuple[int, int]:
+    """Return the process, and its exit code, that the others ended for: one that was killed, before those that failed.
+
+    The launcher itself ends the others with SIGTERM, so one that was ended by that is named only where no other is.
+    """
+    return min(codes.items(), key=lambda item: (item[1] == -signal.SIGTERM, item[1], item[0]))
 
 
 if __name__ == "__main__":

@@ -219,6 +219,8 @@ def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
             yield f"train.extra.{key}: the run's folder is chosen with output_dir and name, and never overwritten"
         elif key in _DECIDED:
             yield f"train.extra.{key}: {_DECIDED[key]}"
+        elif key == "deepspeed" and find_spec("deepspeed") is None:
+            yield "train.extra.deepspeed: DeepSpeed is not installed; pip install 'opasd[deepspeed]', or use FSDP2"
         elif known and key not in known:
             hint = closest(key, known) or "see its documentation"
             yield f"train.extra.{key}: no field of transformers' TrainingArguments; {hint}"

@@ -27,7 +27,7 @@ from opasd.rollout.engine import Completion
 from opasd.run.folder import check_disk
 from opasd.together import from_first
 from opasd.trainer.described import refuse_only_python
-from opasd.trainer.setup import setting_errors
+from opasd.trainer.setup import check_arguments, setting_errors
 from opasd.trainer.trainer import OPASDTrainer
 
 Ending = Literal["finished", "stopped"]
@@ -61,6 +61,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False) -> Ending:
 def make_trainer(config: RunConfig, folder: Path) -> OPASDTrainer:
     """Make the trainer of a configuration: its arguments, its model with the weights to train, its problems."""
     arguments = training_arguments(config.train, folder)
+    check_arguments(arguments)
     set_seed(config.train.seed)
     tokenizer = load_tokenizer(config.model)
     model = load_model(config.model)

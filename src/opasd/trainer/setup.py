@@ -232,8 +232,7 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
         raise ConfigError("eval_strategy and eval_steps: validation.every decides when to validate; leave them out")
     if args.load_best_model_at_end:
         raise ConfigError("load_best_model_at_end is not supported; choose among the checkpoints by metrics.jsonl")
-    if args.fsdp and args.world_size == 1:
-        raise ConfigError("fsdp: there is one process; start several with --num-processes, or leave fsdp out")
+    check_arguments(args)
     # One batch of Trainer is one optimizer step: `training_step` divides it into micro-batches itself.
     args.per_device_train_batch_size *= args.gradient_accumulation_steps
     args.gradient_accumulation_steps = 1
@@ -259,13 +258,22 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
         freeze_untied_head(model)  # processes would wait for the gradient of an output head that no loss reads
 
 
+def check_arguments(args: TrainingArguments) -> None:
+    """Refuse, before a model is loaded, arguments that spread the weights in a way that cannot be."""
+    if args.fsdp and args.world_size == 1:
+        raise ConfigError("fsdp: there is one process; start several with --num-processes, or leave fsdp out")
+    if args.fsdp and args.distributed_state is not None and args.distributed_state.distributed_type == "MULTI_CPU":
+        raise ConfigError(f"fsdp: weights are spread over GPUs, and this run is on {args.device.type}; leave fsdp out")
+    if getattr(args.deepspeed_plugin, "zero_stage", 0) == 3:
+        raise ConfigError(
+            "deepspeed: ZeRO-3 gathers weights where processes sample on their own, and would wait for ever; use "
+            "FSDP2, which spreads the weights as well, or ZeRO-2"
+        )
+
+
 def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offload: bool = False) -> None:
     """Refuse ways to spread the weights over processes that training would ignore, or wait for ever in."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if trainer.args.fsdp and plugin is None:
-        raise ConfigError(
-            f"fsdp: weights are spread over GPUs, and this run is on {trainer.args.device.type}; leave fsdp out"
-        )
     if plugin is not None and plugin.fsdp_version != 2:
         raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
     if plugin is not None and offload:
@@ -280,11 +288,6 @@ def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offl
         )
     if not trainer.is_deepspeed_enabled:
         return
-    if getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0) == 3:
-        raise ConfigError(
-            "deepspeed: ZeRO-3 gathers weights where processes sample on their own, and would wait for ever; use "
-            "FSDP2, which spreads the weights as well, or ZeRO-2"
-        )
     if on_non_finite == "skip":
         raise ConfigError(
             "on_non_finite: skip, but DeepSpeed has made the step before its gradients can be looked at; use stop"
