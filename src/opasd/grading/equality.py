@@ -65,7 +65,8 @@ _MINUS_FIRST = str.maketrans({"±": "-", "∓": "+"})
 _PERCENT = re.compile(
     r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent(?:age)?)", re.DOTALL | re.IGNORECASE
 )
-_BASE = re.compile(r"(\w+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
+_BASE = re.compile(r"([^\W_]+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
+_NAMED_INDEX = re.compile(r"(?<=_\{)\\(?=[a-z]+\})|(?<=_)\\(?=(?:max|min)$)")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
     "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"
 }  # fmt: skip
@@ -347,7 +348,7 @@ def _same_residue(gold: Residue, answer: Residue, rules: Rules) -> bool | None:
 
 def _in_base(text: str) -> tuple[int | str, str] | None:
     """Return the value and the base of a number in a base, or an indexed variable such as A_1 as it is written."""
-    if (match := _BASE.fullmatch(bare(text))) is None:
+    if (match := _BASE.fullmatch(_NAMED_INDEX.sub("", bare(text)))) is None:
         return None
     digits, base = (part.strip("{()}") for part in match.groups())
     base = _BASES.get(base, base)

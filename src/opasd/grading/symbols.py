@@ -34,6 +34,8 @@ _SYMBOL = re.compile(
 )
 _CAPITAL = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|([A-Z])")
 _NO_LETTER = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|z_\{\d+\}")
+_POWER = re.compile(r"\^\s*(z_\{\d+\}(?:\([a-zA-Z,]*\))?)")
+_TRANSPOSED = re.compile(r"\^\s*\{?\s*T")  # the parser leaves this power out
 _BOUND = re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*([a-zA-Z])\s*=")
 _FIRST = 900
 
@@ -55,7 +57,9 @@ def plain_symbols(texts: Sequence[str]) -> list[str]:
     texts = [_with_symbols(text, symbol) for text in texts]
     letters = {letter for text in texts for letter in _NO_LETTER.sub("", text)}
     both = {letter for letter in letters if letter.isupper() and letter.lower() in letters}
-    return [
+    both |= {"T"} if any(map(_TRANSPOSED.search, texts)) else set()
+    texts = [
         _CAPITAL.sub(lambda match: symbol(f"capital {match[1]}") if match[1] in both else match[0], text)
         for text in texts
     ]
+    return [_POWER.sub(r"^{\1}", text) for text in texts]
