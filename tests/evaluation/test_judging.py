@@ -70,7 +70,7 @@ def path(graded, tmp_path) -> Path:
     path.mkdir()
     (path / folders.SETTINGS).write_bytes((graded / folders.SETTINGS).read_bytes())
     problems = [json.loads(line) for line in (graded / folders.PROBLEMS).read_text().splitlines()]
-    problems[0]["answer"] = r"\text{all powers of two}"
+    problems[0]["answer"] = r"\boxed{\text{all powers of two}}"
     (path / folders.PROBLEMS).write_text("".join(f"{json.dumps(row)}\n" for row in problems))
     rows = [json.loads(line) for line in (graded / folders.SAMPLES).read_text().splitlines()]
     golds = {row["problem"]: row["answer"] for row in problems}
@@ -102,6 +102,7 @@ def test_its_word_is_marked_and_counted_apart(path, server, capfd):
     replies = [json.loads(line) for line in (path / REPLIES).read_text().splitlines()]
     assert [reply["same"] for reply in replies[:2]] == [True, None]
     assert len(server.questions) == 5
+    assert sum("Known answer: \\text{all powers of two}\n" in question for question in server.questions) == 2
     assert main(["regrade", str(path), "--judge", url]) == 0
     assert len(server.questions) == 5  # what it has said is kept
 

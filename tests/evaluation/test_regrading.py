@@ -111,6 +111,8 @@ def test_the_command_leaves_all_as_it_was_unless_asked(path, graded, capfd):
     assert about["written"]
     assert len(about["changed"]) == len((path / "regraded.jsonl").read_text().splitlines()) > 0
     assert rows(path) == rows(graded)
+    assert not (path / "evaluation.regraded.json").exists()
+    assert not (path / "regraded.new.jsonl").exists()
     expected = json.loads((graded / folders.RESULTS).read_text())
     assert json.loads((path / folders.RESULTS).read_text()) == expected
 

@@ -138,6 +138,8 @@ FIXED: list[tuple[str, str, bool]] = [
     ("a_1a_2a_3", "a_3a_2a_1", True),
     (r"v_{\max}", "v_{max}", True),
     (r"\frac{1}{2}\cdot(2x)", "x", True),
+    (r"\{x : x>3\}", r"\{q : x>3\}", False),
+    ("1_0_2", "1_0_3", False),
 ]
 
 HELD: list[tuple[str, str, bool]] = [

@@ -69,6 +69,8 @@ def run(args: list[str]) -> int:
             regrading.apply(samples, changes)
             write_json(path / folders.SETTINGS, settings | {GRADING: now})
             folders.write_results(path, results)
+            for beside in (regrading.BESIDE, regrading.CHANGES_BESIDE):
+                (path / beside).unlink(missing_ok=True)
         else:
             write_json(path / regrading.BESIDE, results)
             (path / listed).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from opasd.evaluation.loop import Base
 from opasd.evaluation.samples import Sample
 from opasd.evaluation.statistics import estimate
 from opasd.files import JsonLines
-from opasd.grading.reading import Reading, boxed_answer
+from opasd.grading.reading import Reading, boxed_answer, unboxed
 from opasd.grading.words import is_prose
 from opasd.prompts.pairs import PromptBuilder
 from opasd.rollout.vllm.http import Client, Refused, Unavailable
@@ -182,7 +182,7 @@ def _replies(path: Path, judge: Judge, cases: Sequence[Case], problems: Mapping[
     }
     missing = [case for case in dict.fromkeys(cases) if case not in known]
     asked = [(case, problems[case.benchmark, case.problem]) for case in missing]
-    questions = [_ASK.format(question=p.question, gold=p.answer, answer=case.answer) for case, p in asked]
+    questions = [_ASK.format(question=p.question, gold=unboxed(str(p.answer)), answer=case.answer) for case, p in asked]
     for (case, problem), reply in zip(asked, judge.ask(questions) if questions else [], strict=True):
         known[case] = says_same(reply)
         about = {"judge": judge.name, **case._asdict(), "gold": problem.answer, "same": known[case], "reply": reply}

@@ -20,7 +20,7 @@ FLOAT_DIGITS = 12
 _RELATIVE = "1e-12"
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DIVISOR = re.compile(r"\\(?:gcd|lcm)(?![a-z])|\\(?:text|operatorname)\s*\{\s*(?:gcd|lcm)\s*\}")
-_CROSS_PRODUCT = re.compile(r"\\vec(?![a-zA-Z]).*\\times", re.DOTALL)
+_UNREAD = re.compile(r"\\ldots|\\vec(?![a-zA-Z]).*\\times|_(?:\w|\{[^{}]*\})_", re.DOTALL)
 _FIGURES = re.compile(r"\d+", re.ASCII)
 _DECIMAL_LOG = re.compile(r"\\lg(?![a-zA-Z])")
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\{])[a-zA-Z](?![a-zA-Z])")
@@ -29,8 +29,8 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|
 
 def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
-    if "\\ldots" in gold + answer or any(map(_CROSS_PRODUCT.search, (gold, answer))):
-        return False  # the parser leaves dots out, and takes a cross product for any product
+    if any(map(_UNREAD.search, (gold, answer))):
+        return False  # the parser leaves out dots and a second index, and takes a cross product for any product
     if any(_DIVISOR.search(text) and _VARIABLE.search(text) for text in (gold, answer)):
         return False  # the parser takes the common divisor of two variables for 1
     first, second = map(_parse, plain_symbols((gold, answer)))

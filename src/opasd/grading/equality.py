@@ -125,7 +125,7 @@ def _items(text: str) -> Items:
     brackets, values = "", split(text)
     if len(values) == 1 and (enclosed := inside(text)) is not None:
         brackets, inner = enclosed
-        if brackets == "{}" and (condition := _SUCH_THAT.fullmatch(inner)):
+        if brackets == "{}" and (condition := _SUCH_THAT.fullmatch(inner)) and inner[0] in condition[1]:
             return _items(condition[1])._replace(name="")
         values = split(inner, thousands=brackets == "{}")
         if brackets == "" or (brackets == "()" and len(values) == 1):
