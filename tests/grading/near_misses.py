@@ -140,6 +140,8 @@ FIXED: list[tuple[str, str, bool]] = [
     (r"\frac{1}{2}\cdot(2x)", "x", True),
     (r"\{x : x>3\}", r"\{q : x>3\}", False),
     ("1_0_2", "1_0_3", False),
+    (r"\ln 3", r"\log_e 3", True),
+    (r"\ln 3", r"\log_{e} 4", False),
 ]
 
 HELD: list[tuple[str, str, bool]] = [

@@ -982,6 +982,8 @@ BOXED: list[tuple[str, str, str, Verdict]] = [
     ("ways", "exp(2)", "e^2", C),
     ("ways", "exp(2)", "e^3", W),
     ("ways", r"2e^{-x}", "2exp(-x)", C),
+    ("ways", "120", "5!=120", C),
+    ("ways", "121", "5!=120", W),
     ("ways", "3:1", r"3\text{ to }1", C),
     ("ways", r"3\text{ to }1", "3:1", C),
     ("ways", "3:1", "3 to 1", C),

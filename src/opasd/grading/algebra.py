@@ -22,6 +22,7 @@ _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DIVISOR = re.compile(r"\\(?:gcd|lcm)(?![a-z])|\\(?:text|operatorname)\s*\{\s*(?:gcd|lcm)\s*\}")
 _UNREAD = re.compile(r"\\ldots|\\vec(?![a-zA-Z]).*\\times|_(?:\w|\{[^{}]*\})_", re.DOTALL)
 _FIGURES = re.compile(r"\d+", re.ASCII)
+_NATURAL_LOG = re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})")
 _DECIMAL_LOG = re.compile(r"\\lg(?![a-zA-Z])")
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\{])[a-zA-Z](?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
@@ -57,7 +58,7 @@ def _parse(text: str) -> Any:
     normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     text = text.replace("$", "").replace("\\varnothing", "\\emptyset")
-    text = _DECIMAL_LOG.sub(r"\\log_{10}", text)
+    text = _NATURAL_LOG.sub(r"\\ln ", _DECIMAL_LOG.sub(r"\\log_{10}", text))
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     parsed = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]

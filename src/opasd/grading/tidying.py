@@ -52,6 +52,7 @@ _ROUGHLY = re.compile(
 )
 _ABOUT = re.compile(r"^\s*([a-zA-Z]?)\s*\\approx(?![a-zA-Z])")
 _DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![a-zA-Z])|\.\.\.|…")
+_FACTORIAL_IS = re.compile(r"(?<=[\d)])!=(?!=)", re.ASCII)
 _NEGATIVE_POWER = re.compile(r"\^\s*(-(?:\d+|[a-zA-Z](?![a-zA-Z])))", re.ASCII)
 _TWO_FORMULAS = re.compile(r"(?<!\\)\$(?:\s*\n\s*|\s+)\$(?!\$)")
 # Spaces, fonts and sizes.
@@ -90,6 +91,7 @@ def tidy(text: str) -> str:
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
     text = _without_words(text)
     text = _FRACTION.sub(_braced_fraction, text)
+    text = _FACTORIAL_IS.sub("! =", text)
     text = _NEGATIVE_POWER.sub(r"^{\1}", text)
     text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
     text = text.strip()
