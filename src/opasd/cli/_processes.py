@@ -119,7 +119,8 @@ def _conclude(meeting: Path, code: int, count: int) -> int:
         hint = f"; continue with: opasd train --resume {shlex.quote(folder)} --num-processes {count}" if folder else ""
         say(f"error: {_described(ended)}, and the others were ended{hint}")
         return next((own for rank, own in codes.items() if rank not in lost and own not in (0, STOPPED)), 1)
-    return codes.get(0, code if code >= 0 else 1)
+    # The first process may have been ended for another's mistake.
+    return codes.get(0, next((own for own in codes.values() if own), code if code >= 0 else 1))
 
 
 def _described(ended: dict[str, Any]) -> str:
