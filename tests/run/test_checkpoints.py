@@ -1,7 +1,7 @@
 """Whether a checkpoint is whole: files that are missing, or cut anywhere."""
 
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from opasd.errors import ConfigError
-from opasd.run.checkpoints import check_checkpoint
+from opasd.run.checkpoints import check_checkpoint, check_way
 
 NEEDED = ("model.safetensors*", "optimizer.pt")
 
@@ -70,3 +70,32 @@ def test_a_flipped_byte_at_the_end_of_an_archive(checkpoint):
                 check_checkpoint(checkpoint, NEEDED)
     finally:
         state.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("file", "way", "processes", "message"),
+    [
+        (
+            "optimizer_0/__0_0.distcp",
+            "whole",
+            1,
+            r"was saved in parts \(FSDP2 .* reads one whole; resume it as it began",
+        ),
+        ("optimizer.pt", "parts", 2, "was saved whole, and this run reads one in parts"),
+        ("global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt", "whole", 1, "was saved by DeepSpeed, and this run"),
+        (
+            "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "deepspeed",
+            2,
+            "with 1 processes, got 2; give --num",
+        ),
+        ("global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt", "deepspeed", 1, None),
+        ("optimizer_0/__0_0.distcp", "parts", 4, None),
+    ],
+)
+def test_a_checkpoint_is_resumed_as_it_was_saved(tmp_path, file, way, processes, message):
+    """A message that it is damaged would advise to delete it."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        check_way(tmp_path, way, processes)

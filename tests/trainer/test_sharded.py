@@ -49,6 +49,12 @@ CASES = {
         "eval_dataset": PROBLEMS[:3],
     },
     "adapters, sampled by servers": {"servers": True},
+    "adapters, clipped and recomputed, checkpoints in parts": {
+        "parts": True,
+        "max_grad_norm": 0.01,
+        "gradient_checkpointing": True,
+        **ADAM,
+    },
     "all weights, balanced gradients, an output head of its own": {
         "measured": True,
         "lora": False,
@@ -70,6 +76,7 @@ CASES = {
     },
 }
 RESUMED = ("adapters, a process without a problem", "all weights, frozen teacher")
+IN_PARTS = "adapters, clipped and recomputed, checkpoints in parts"
 STEPS, SAVED = 5, 3
 """Steps of a run, and the step after which it is resumed."""
 KINDS = {
@@ -121,10 +128,13 @@ def train(folder, case, world, url, kind, *, resume=False):
     model = make_model()
     if "untied" in case:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    own = {key: value for key, value in case.items() if key not in ("servers", "untied", "long", "measured")}
-    settings = {"optim": "sgd", "learning_rate": 1.0, "model": model} | own | {"method": method} | KINDS[kind]
+    own = {key: value for key, value in case.items() if key not in ("servers", "untied", "long", "measured", "parts")}
+    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "model": model} | own | {"method": method}
+    settings |= KINDS[kind]
+    if "parts" in case and kind == "sharded":
+        settings["fsdp_config"] = settings["fsdp_config"] | {"state_dict_type": "SHARDED_STATE_DICT"}
     trainer = make_trainer(
-        folder, **settings, max_steps=STEPS, save_steps=SAVED, max_grad_norm=0.0,
+        folder, **settings, max_steps=STEPS, save_steps=SAVED,
         per_device_train_batch_size=4 // world, gradient_accumulation_steps=1,
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
@@ -173,9 +183,9 @@ def train_all(folder, world, url, kind):
         assert any(isinstance(weight, DTensor) for weight in trainer.model.parameters()) == (kind == "sharded")
         assert trainer.is_deepspeed_enabled == (kind == "zero2")
         results = {"weights": trainer.accelerator.get_state_dict(trainer.model_wrapped)}
-        if world > 1 and name in RESUMED:
+        if world > 1 and (name in RESUMED or (name == IN_PARTS and kind == "sharded")):
             results["same"] = resumed(run, folder / kind / f"same {name}", case, world, kind)
-            if kind != "zero2":
+            if kind != "zero2" and name in RESUMED:
                 alone = folder.parent / "1" / "whole" / name
                 results["from one"] = resumed(alone, folder / kind / f"one {name}", case, world, kind)
         if name == RESUMED[0]:
@@ -254,6 +264,19 @@ def test_a_run_is_resumed_with_any_number_of_processes(trained, name):
         if kind != "zero2":
             assert_close(divided["from one"], alone)
             assert_close(torch.load(folder / f"{kind} {name}.pt"), alone)
+
+
+def test_parts_are_resumed_by_processes_that_share_the_weights_alone(trained, tmp_path):
+    world, folder = trained
+    begun = folder / "N" / "sharded" / IN_PARTS
+    divided = results(folder, "N", "sharded", IN_PARTS)
+    assert all(torch.equal(divided["same"][key], weight) for key, weight in divided["weights"].items())
+    parts = [path.name for path in (begun / f"checkpoint-{SAVED}").glob("*/*.distcp")]
+    assert len(parts) >= world
+    assert (begun / "final" / "adapter_model.safetensors").is_file()
+    start("whole")
+    with pytest.raises(ConfigError, match="saved in parts .* and this run reads one whole; resume it as it began"):
+        resumed(begun, tmp_path / "alone", CASES[IN_PARTS], 1, "whole")
 
 
 def test_the_cases_move_the_weights(trained):

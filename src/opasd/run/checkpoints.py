@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
@@ -14,11 +15,33 @@ from opasd.errors import ConfigError
 from opasd.progress import say
 from opasd.run.manifest import checkpoints, damage_of, run_id
 
+Way = Literal["whole", "parts", "deepspeed"]
+_WAYS = {
+    "whole": "whole",
+    "parts": "in parts (FSDP2 with SHARDED_STATE_DICT)",
+    "deepspeed": "by DeepSpeed",
+}
+
 
 def set_aside(checkpoint: Path) -> None:
     """Rename a checkpoint, so that no run continues from it."""
     names = (f"aside{n or ''}-{checkpoint.name}" for n in count())
     checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
+
+
+def check_way(path: Path, way: Way, processes: int) -> None:
+    """Refuse a checkpoint whose weights were spread in a way that this run, of so many processes, cannot read."""
+    parts = {"deepspeed": "global_step*", "parts": "*/*.distcp"}
+    found: Way = next((name for name, files in parts.items() if any(path.glob(files))), "whole")  # pyright: ignore[reportAssignmentType]
+    if found != way:
+        raise ConfigError(
+            f"{path} was saved {_WAYS[found]}, and this run reads one {_WAYS[way]}; resume it as it began"
+        )
+    before = len([*path.glob("global_step*/*zero_pp_rank_*_optim_states.pt")])
+    if before and before != processes:
+        raise ConfigError(
+            f"{path} was saved by DeepSpeed with {before} processes, got {processes}; give --num-processes {before}"
+        )
 
 
 def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = None) -> int:

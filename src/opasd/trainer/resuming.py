@@ -19,7 +19,7 @@ from opasd.errors import ConfigError, OpasdError, Stopped
 from opasd.files import full_disk_errors, replace_folder, sync
 from opasd.model.teacher import Teacher
 from opasd.progress import say
-from opasd.run.checkpoints import check_checkpoint, newest_checkpoint, set_aside
+from opasd.run.checkpoints import Way, check_checkpoint, check_way, newest_checkpoint, set_aside
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
@@ -129,6 +129,8 @@ class ResumableTrainer(ShardedTrainer):
                 for folder in folders:  # the checkpoint may belong to another run
                     check_same_problems(self.data.accounts, folder / "data.json")
                 needed = self._files_to_resume()
+                for path in [checkpoint] if checkpoint else checkpoints(self.folder)[-1:]:
+                    check_way(path, self._way, self.accelerator.num_processes)
                 if checkpoint is not None:
                     found[:2] = checkpoint, check_checkpoint(checkpoint, needed)
                 else:
@@ -185,11 +187,22 @@ class ResumableTrainer(ShardedTrainer):
         )
         return bool(self.data.validation_sets and every) and step % every == 0 and not validated
 
+    @property
+    def _way(self) -> Way:
+        """How checkpoints hold the weights and the optimizer."""
+        return (
+            "deepspeed"
+            if self.is_deepspeed_enabled
+            else "parts"
+            if self.is_fsdp_enabled and not self._gathers
+            else "whole"
+        )
+
     def _files_to_resume(self) -> list[str]:
         """Return patterns of the files a checkpoint must have; sharded weights and optimizers have other names."""
         needed = [_TEACHER] if self.teacher.has_copies else []
         needed += [_BALANCE] if self.config.objective.attention_weight == "balanced" else []
-        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self._gathers):
+        if self._way != "whole":
             return needed
         needed.append("adapter_model.safetensors" if isinstance(self.student, PeftModel) else "model.safetensors*")
         return needed + ([] if self.args.save_only_model else ["optimizer.pt", "scheduler.pt", "rng_state*.pth"])
