@@ -116,7 +116,7 @@ $(SCALE)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(SCALE)
 	$(SCALE)/bin/python -m pip install --quiet --upgrade pip setuptools wheel
 	$(SCALE)/bin/python -m pip install --quiet --editable ".[dev]"
-	DS_BUILD_OPS=0 $(SCALE)/bin/python -m pip install --quiet --no-build-isolation --editable ".[deepspeed]"
+	DS_BUILD_OPS=0 $(SCALE)/bin/python -m pip install --quiet --no-build-isolation --editable ".[deepspeed,quant]"
 	touch $@
 
 clean:

@@ -276,6 +276,13 @@ def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offl
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and plugin.fsdp_version != 2:
         raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
+    base = getattr(trainer, "student", None)
+    base = unwrap(base) if isinstance(base, nn.Module) else base
+    if plugin is not None and getattr(base, "is_quantized", False):
+        raise ConfigError(
+            "fsdp: the base is quantized, and its packed weights are not divided here; leave fsdp out, and each GPU "
+            "holds them whole"
+        )
     if plugin is not None and offload:
         raise ConfigError(
             "teacher.offload: FSDP2 divides the teacher's weights over the processes as it does the student's; leave "
