@@ -360,7 +360,7 @@ def test_where_the_embedded_model_looks(tmp_path, capsys):
     masses = [figure["mean"] for figure in looks["references"]["solution"]["student"]]
     floor = max(max(masses) / 2, 10 * looks["uniform"])
     assert looks["looking_layers"] == [n for n, mass in enumerate(masses) if mass >= floor] == [2]
-    assert [one["about"] for one in record["advice"]] == ["reference", "layers", "clip"]
+    assert [one["about"] for one in record["advice"]] == ["train", "reference", "layers", "clip"]
     assert all(f"- {one['says']}" in out for one in record["advice"])
     assert files[1].read_text().startswith("<svg")
     assert main([*words, "--json", str(files[0])]) == 2  # nothing is overwritten

@@ -92,6 +92,7 @@ def test_layers_and_support():
 def test_without_known_needs_or_looking_layers_no_gate_is_claimed():
     unknown = looks({"solution": None}, layers=None)
     assert "what a step needs is not known" in says(advise(None, unknown, "none"), "reference")
+    assert "cannot be said for these problems" in says(advise(None, unknown, "none"), "layers")
     blind = looks({"solution": ("fails", 0.8)}, layers=())
     assert "--attention-weight 0" in says(advise(None, blind, "none"), "reference")
     assert says(advise(None, blind, "none"), "layers").startswith("No layer clearly looks")

@@ -89,9 +89,12 @@ def _reference(looks: dict[str, Any]) -> Advice:
 
 def _layers(looks: dict[str, Any]) -> list[Advice]:
     layers, last = looks["looking_layers"], looks["layers"] - 1
-    if layers is None:
-        return []
     rule = looks["rule"]
+    if layers is None:
+        says = (
+            "Which layers look cannot be said for these problems; the default is the last (objective.attention.layers)."
+        )
+        return [_advice("layers", says, "what a step needs is known for tasks made by code alone")]
     text = f"student's mass at least {rule['of_best']:g} of the best layer's and {rule['of_uniform']:g} times uniform"
     student = [figure["mean"] for figure in looks["references"][looks["own_reference"]]["student"]]
     numbers = {"student": student, "uniform": looks["uniform"], "layers": layers}
