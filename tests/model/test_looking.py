@@ -6,8 +6,9 @@ from opasd.data.made import make_problems, needed_spans, task_of
 from opasd.data.problems import Problem
 from opasd.model import looking
 from opasd.model.looking import RATIOS, decoder, look_sums
+from opasd.model.objective import teacher_scores
 from opasd.model.scoring import Scorer
-from opasd.probe.look import look, responses
+from opasd.probe.look import REFERENCES, look, responses
 from opasd.probe.measure import set_up
 from opasd.prompts.alignment import align
 from opasd.prompts.pairs import PromptBuilder
@@ -16,19 +17,21 @@ from opasd.recipes import load_recipe
 from tests.probe.test_look import Silent
 
 
-@pytest.fixture(scope="module")
-def read():
-    """Three gold solutions as a probe reads them, and the same scores as a training step has them."""
+@pytest.fixture(scope="module", params=["solution", "answer"])
+def read(request):
+    """Three gold solutions as a probe reads them, and as a training step does: with the solution, and with the final
+    answer as the attention loss's own reference."""
     config = load_recipe("lab").config()
     setup = set_up(config, 3, Silent().say)
     texts = responses(setup, None, 512)
-    looks = [one for one in look(config, setup, texts, Silent()) if one.reference == "solution"]
-    builder = PromptBuilder(setup.tokenizer, config.prompts)
+    looks = [one for one in look(config, setup, texts, Silent()) if one.reference == request.param]
+    own = None if request.param == "solution" else REFERENCES[request.param]
+    builder = PromptBuilder(setup.tokenizer, config.prompts.model_copy(update={"attention_reference": own}))
     rollouts = [Rollout(builder.pair(text.problem), text.ids, str(number)) for number, text in enumerate(texts)]
     scorer = Scorer(setup.model, 2)
-    student, teacher = (scorer(rollouts, role) for role in ("student", "teacher"))
-    alignments = [align(rollout.pair, rollout.num_tokens) for rollout in rollouts]
-    return looks, rollouts, (student, teacher), alignments, decoder(setup.tokenizer)
+    scores = scorer(rollouts, "student"), teacher_scores(scorer, rollouts, config.objective)
+    alignments = [align(rollout.for_attention.pair, rollout.num_tokens) for rollout in rollouts]
+    return looks, rollouts, scores, alignments, decoder(setup.tokenizer)
 
 
 def quotients(sums):
