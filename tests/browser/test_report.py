@@ -404,7 +404,8 @@ def test_long_names_stay_in_their_figures_and_apart(open_page, long_names, width
 def four(tmp_path_factory):
     """Four benchmarks, three weights, two seeds of one of them."""
     folder = tmp_path_factory.mktemp("four")
-    paths = [make_run(folder, f"opasd-seed-{seed}", seed=seed, samples=3) for seed in (1, 2)]
+    text = "Plan: Bob.\n" * 40 + "Answer: \\boxed{{{n}}}"
+    paths = [make_run(folder, f"opasd-seed-{seed}", seed=seed, samples=3, text=text) for seed in (1, 2)]
     paths.append(make_run(folder, "opsd", recipe="lab-opsd", samples=3))
     for weight in (0.1, 2.0):
         paths.append(make_run(folder, f"weight-{weight}", samples=3))
@@ -418,7 +419,18 @@ def four(tmp_path_factory):
             for result in run.results
         ]
         run.results += more
-    return write_report(build_report(runs), folder / "out")
+    return write_report(build_report(runs, [read_facts("paper")]), folder / "out")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_axe_finds_nothing_where_tables_share_a_title_and_texts_scroll(open_page, four, axe, width):
+    page = open_page(four, width=width, ready=READY)
+    page.evaluate("document.querySelectorAll('#side-by-side details').forEach(one => { one.open = true })")
+    page.wait_for_timeout(300)
+    scrolling = "all => all.filter(pre => pre.scrollHeight > pre.clientHeight + 1).map(pre => pre.tabIndex)"
+    for part in ("#explorer pre", "#side-by-side pre"):
+        assert set(page.locator(part).evaluate_all(scrolling)) == {0}
+    assert axe(page) == []
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -550,6 +550,8 @@ def test_axe_finds_nothing_and_every_token_can_be_read(open_page, shown, axe, sc
     page = open_page(shown, scheme=scheme, ready=READY)
     page.select_option("[aria-label=Shading]", "log")
     assert axe(page) == []
+    page.get_by_role("button", name="side by side").click()
+    assert axe(page) == []
     worst = page.evaluate(CONTRAST)
     assert worst >= 4.5
 

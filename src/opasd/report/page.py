@@ -6,6 +6,7 @@ through.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Page:
         self._sections: list[tuple[str, str, str]] = []
         self._figures: list[dict[str, Any]] = []
         self._tables: dict[str, dict[str, str]] = {}
+        self._titles: Counter[str] = Counter()
         self._data: dict[str, Any] = {}
         self._viewer = False
 
@@ -48,12 +50,15 @@ class Page:
     def table(self, table: Table) -> str:
         """Return the table with its note and buttons to save it."""
         self._tables[table.id] = forms(table)
+        self._titles[table.title] += 1
+        nth = self._titles[table.title]
+        label = table.title if nth == 1 else f"{table.title} ({nth})"
         tools = "".join(
             f'<button type="button" class="tool" data-table="{safe(table.id)}" data-as="{kind}">{name}</button>'
             for kind, name in (("csv", "CSV"), ("md", "Markdown"), ("tex", "LaTeX"))
         )
         note = f'<p class="soft small">{safe(table.caption)}</p>' if table.caption else ""
-        return f'{to_html(table)}{note}<div class="tools">{tools}</div>'
+        return f'{to_html(table, label)}{note}<div class="tools">{tools}</div>'
 
     def data(self, name: str, value: Any) -> None:
         """Add data for a script, under the id `name`."""

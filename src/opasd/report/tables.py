@@ -100,8 +100,8 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines)
 
 
-def to_html(table: Table) -> str:
-    """Return a table that sorts by the column whose heading is clicked."""
+def to_html(table: Table, label: str = "") -> str:
+    """Return a table that sorts by the column whose heading is clicked; its label, by default its title, is its own."""
     head = "".join(
         f'<th scope="col"{"" if n else " class=first"}><button type="button">{safe(name) or "&nbsp;"}</button></th>'
         for n, name in enumerate(table.header)
@@ -111,7 +111,7 @@ def to_html(table: Table) -> str:
     many += " tight" if len(table.header) > 5 else ""
     plain = " plain" if any(cell.wraps for row in table.rows for cell in row) and len(table.header) == 2 else ""
     return (
-        f'<div class="wide{plain}" tabindex="0" role="region" aria-label="{safe(table.title)}">'
+        f'<div class="wide{plain}" tabindex="0" role="region" aria-label="{safe(label or table.title)}">'
         f'<table class="sortable{many}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

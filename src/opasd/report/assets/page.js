@@ -182,6 +182,12 @@
       tex: "text/plain" }[as]);
   });
 
+  // A text that scrolls can be reached by the keyboard.
+  const reachable = new ResizeObserver((all) => { for (const { target } of all) {
+    if (target.scrollHeight > target.clientHeight + 1) target.tabIndex = 0; else target.removeAttribute("tabindex");
+  } });
+  for (const pre of document.querySelectorAll(".pairs pre")) reachable.observe(pre);
+
   // ---- samples -----------------------------------------------------------------------------------------------------
   const explorer = document.getElementById("explorer");
   if (explorer) (window.requestIdleCallback || setTimeout)(() => explore(data("sample-data")));
@@ -192,6 +198,7 @@
     let matches = [], at = 0;
     const highlight = (text, needle) => {
       const pre = make("pre", { dir: "auto" });
+      reachable.observe(pre);
       if (!needle) { pre.textContent = text; return pre; }
       const low = text.toLowerCase();
       let from = 0, hits = 0;

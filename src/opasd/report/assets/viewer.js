@@ -31,7 +31,7 @@
   const box = (ariaLabel, className) => { const made = make("div", { className, tabIndex: 0, ariaLabel, dir: "auto" }); made.setAttribute("role", "region"); return made; };
   const columns = Object.fromEntries(panels.map((name) => {
     const title = { teacher: "Teacher", projected: "Projected", student: "Student", second: "Student" }[name];
-    const text = box(`${title}'s context`, "v-text"), note = make("p"), key = make("div", { className: "v-key" }), dot = make("i");
+    const text = box(`${title}'s context${name === "second" ? ", after training" : ""}`, "v-text"), note = make("p"), key = make("div", { className: "v-key" }), dot = make("i");
     const hue = name === "second" ? "student" : name, heading = make("span", { textContent: title });
     dot.style.background = `rgb(var(--${hue}))`;
     const titled = make("div", { className: "v-title", ariaLevel: alone ? 2 : 3 }, dot, heading);
