@@ -62,7 +62,8 @@ def training(step: int, rng: random.Random, *, attention: bool = True) -> dict[s
     }  # fmt: skip
     if attention:
         row |= {"attention/divergence": 0.07 / step**0.5, "attention/solution_mass": 0.35,
-                "attention/student_entropy": 4.0, "attention/teacher_entropy": 3.8}  # fmt: skip
+                "attention/reference_text_mass": 0.2, "attention/student_entropy": 4.0,
+                "attention/teacher_entropy": 3.8}  # fmt: skip
     return row
 
 
