@@ -146,3 +146,13 @@ def test_regrading_writes_into_no_run_that_a_folder_names(run, tmp_path):
 def test_a_damaged_adapter_is_not_merged(run, tmp_path):
     flipped(run / "final" / "adapter_model.safetensors")
     assert "has changed since it was written" in _refused(tmp_path, "merge", "run/final", "out")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("words", [("validate", "lab"), ("evaluate", "lab"), ("prompt", "lab"), ("train", "lab")])
+def test_a_pipe_or_a_device_is_no_data(tmp_path, words, kind):
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "data.jsonl")
+    else:
+        (tmp_path / "data.jsonl").symlink_to("/dev/zero")
+    assert "is no file" in _refused(tmp_path, *words, "--data", "data.jsonl")

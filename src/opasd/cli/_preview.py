@@ -131,6 +131,8 @@ def _data(key: str, config: DataConfig) -> dict[str, Any]:
         source["kind"] = "folder"
         if not any(_DATA_FILE.search(item.name) or item.suffix == ".arrow" for item in path.rglob("*")):
             source["error"] = f"{key}: the folder {name} has no jsonl, json, parquet or csv file; give one that has"
+    elif name and path.exists() and not path.is_file():
+        source["error"] = f"{key}: {name} is no file but a pipe, a socket or a device; give a file"
     elif name and path.exists():
         count = _count_rows(path)
         source |= {"kind": "file", "problems": _usable(config, count)}

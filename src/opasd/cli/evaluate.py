@@ -79,10 +79,10 @@ def run(args: list[str]) -> int:
     folders.make(path)
     with hold(path, "evaluation"):
         settings = folders.enter(path, requested)
-        _share(args, evaluation, path, options.num_processes)
         # Differences are against the first target of this command, whatever the folder held before.
         settings = settings | {"targets": requested["targets"] | settings["targets"]}
         try:
+            _share(args, evaluation, path, options.num_processes)
             with full_disk_errors(path, "give the same command again: it continues"):
                 results = evaluate(evaluation, path, settings, open_base, progress)
                 if config.judge:

@@ -14,6 +14,7 @@ import hashlib
 import heapq
 import math
 import numbers
+import os
 import random
 import re
 import reprlib
@@ -105,7 +106,10 @@ class ProblemSet(Sequence[Problem]):
 
 def load_problems(source: Source | None = None, config: DataConfig = DEFAULT) -> ProblemSet:
     """Return the problems of `source` (default: `config.source`), checked, filtered and sampled as `config` says."""
-    report = DataReport()
+    report, given = DataReport(), config.source if source is None else source
+    path = os.path.expanduser(given) if isinstance(given, str | os.PathLike) else ""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise DataError(f"{given} is no file but a pipe, a socket or a device; give a file")
     problems = tuple(iter_problems(source, config, report))
     return ProblemSet(problems, report, config=config.model_copy(update={"source": report.source}))
 

@@ -195,6 +195,8 @@ def _find(name: str) -> list[Benchmark]:
     path = Path(name).expanduser()
     if path.suffix.lower() in (".yaml", ".yml"):
         return list(read_entries(path).values())
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is no file but a pipe, a socket or a device; give a file")
     if path.exists():
         stem = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
         return [Benchmark(name=stem or path.name, source=str(path))]
