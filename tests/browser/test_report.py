@@ -433,13 +433,14 @@ def test_axe_finds_nothing_where_tables_share_a_title_and_texts_scroll(open_page
     assert axe(page) == []
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, 768, 1440])
 def test_methods_by_four_benchmarks_fit_and_so_do_ablations(open_page, four, width):
     page = open_page(four, width=width, ready=READY)
     table = page.locator("#results table").first
     heads = table.locator("thead th")
     assert heads.count() == 7
-    for n in range(3 if width == 390 else 7):
+    assert page.locator("#results .wide").first.bounding_box()["width"] > (340 if width == 390 else 840 * width / 1440)
+    for n in range({390: 3, 768: 5, 1440: 7}[width]):
         box = heads.nth(n).bounding_box()
         assert 0 <= box["x"] < box["x"] + box["width"] <= width
     if width == 1440:
