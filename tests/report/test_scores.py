@@ -214,6 +214,7 @@ def test_without_an_evaluation_validation_speaks_and_without_that_the_rollouts(t
         run.rows = run.steps
         del run.validation
     assert find_scores(find_methods(runs)).benchmarks[0].name == "rollouts"
+    assert measured(find_scores(find_methods(runs))).startswith("Accuracy of rollouts, last 20 % of the steps.")
     assert headline(find_scores(find_methods([Run("empty", tmp_path)]))) == ""
 
 

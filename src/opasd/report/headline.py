@@ -90,6 +90,7 @@ def measured(scores: Scores) -> str:
     what = labels[0] if len(labels) == 1 else f"Mean of {len(labels)} benchmarks: {'; '.join(labels)}"
     if len(alike) == 1 < len(labels):
         what = f"Mean of {', '.join(names[:-1])} and {names[-1]}: {alike.pop()}"
+    what = what[:1].upper() + what[1:]
     return f"{what}{', which most methods have' if scores.of_several else ''}. In brackets: 95 % intervals."
 
 
