@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import ParallelismConfig
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
@@ -329,11 +330,14 @@ def test_sharding_that_would_not_end_is_refused(plugin, stage, message):
         ({"fsdp": True}, "fsdp: there is one process"),
         ({"fsdp": True, "world_size": 2}, "fsdp: weights are spread over GPUs, and this run is on cpu; leave fsdp out"),
         ({"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "deepspeed: ZeRO-3 gathers weights where .* use FSDP2"),
+        ({"parallelism_config": ParallelismConfig(cp_size=2)}, "context parallelism .* set cp_size to 1"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "tensor parallelism .* set tp_size to 1"),
     ],
 )
 def test_arguments_are_refused_before_a_model_is_loaded(settings, message, tmp_path, monkeypatch):
     state = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU)
-    given = {"fsdp": False, "world_size": 1, "device": torch.device("cpu"), "deepspeed_plugin": None}
+    given = {"fsdp": False, "world_size": 1, "device": torch.device("cpu")}
+    given |= {"deepspeed_plugin": None, "parallelism_config": None}
     args = SimpleNamespace(**given | {"distributed_state": state} | settings)
     monkeypatch.setattr(session, "training_arguments", lambda *_: args)
     monkeypatch.setattr(session, "load_model", lambda *_: pytest.fail("a model was loaded"))

@@ -264,6 +264,7 @@ def check_arguments(args: TrainingArguments) -> None:
         raise ConfigError("fsdp: there is one process; start several with --num-processes, or leave fsdp out")
     if args.fsdp and args.distributed_state is not None and args.distributed_state.distributed_type == "MULTI_CPU":
         raise ConfigError(f"fsdp: weights are spread over GPUs, and this run is on {args.device.type}; leave fsdp out")
+    _check_whole_sequences(args.parallelism_config)
     if getattr(args.deepspeed_plugin, "zero_stage", 0) == 3:
         raise ConfigError(
             "deepspeed: ZeRO-3 gathers weights where processes sample on their own, and would wait for ever; use "
@@ -271,11 +272,21 @@ def check_arguments(args: TrainingArguments) -> None:
         )
 
 
+def _check_whole_sequences(parallelism: object) -> None:
+    for name, what in {"cp": "context", "sp": "sequence", "tp": "tensor"}.items():
+        if getattr(parallelism, f"{name}_size", 1) > 1:
+            raise ConfigError(
+                f"parallelism_config: {what} parallelism divides a sequence or its heads over processes, and the "
+                f"attention loss compares whole ones; set {name}_size to 1"
+            )
+
+
 def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offload: bool = False) -> None:
     """Refuse ways to spread the weights over processes that training would ignore, or wait for ever in."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and plugin.fsdp_version != 2:
         raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
+    _check_whole_sequences(getattr(trainer.accelerator, "parallelism_config", None))  # a launcher may have set it
     base = getattr(trainer, "student", None)
     base = unwrap(base) if isinstance(base, nn.Module) else base
     if plugin is not None and getattr(base, "is_quantized", False):
