@@ -26,6 +26,9 @@ MISTAKEN = {"base": "base", "OPSD": "opsd-per-token-seed-1", "OPASD": "opasd-see
 """The evaluations that have texts on record."""
 
 
+BASELINES = {"sft": "SFT on the solutions", "rejection": "rejection sampling"}
+
+
 def mistake_rows() -> list[str]:
     """Return how many answers are wrong by which first mistake, in per cent of all."""
     puzzles = {puzzle.id: puzzle for puzzle in make_puzzles("test", 1200, 0)}
@@ -39,8 +42,21 @@ def mistake_rows() -> list[str]:
     return rows
 
 
+def baseline_rows() -> list[str]:
+    """Return supervised training and rejection sampling beside OPSD, each with 40 steps and three seeds."""
+    base, opsd = answers("methods", "base")[0], correct_by_seed("methods", "opsd-per-token")
+    runs = {label: correct_by_seed("baselines", name) for name, label in BASELINES.items()} | {"OPSD, per token": opsd}
+    rows = []
+    for label, right in runs.items():
+        cells = [label, mean_and_deviation(right), interval(np.mean(right, 0) - base, signed=True)]
+        cells.append("" if right is opsd else interval(np.mean(right, 0) - np.mean(opsd, 0), signed=True))
+        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("-", "−"))
+    return rows
+
+
 def print_lab() -> None:
     print("\n".join(mistake_rows()), "\n")
+    print("\n".join(baseline_rows()), "\n")
     base, tokens = answers("methods", "base")
     print(f"base {interval(base)}, {tokens.mean():.1f} tokens, {markers('methods', 'base'):.2f} markers per 1,000\n")
     methods = {(method, seed): answers("methods", f"{method}-seed-{seed}") for method in METHODS for seed in SEEDS}
