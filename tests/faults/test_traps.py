@@ -117,16 +117,16 @@ def test_a_damaged_evaluation_is_not_exported(run, tmp_path):
 
 
 def test_an_evaluation_names_no_grader_to_import(run, tmp_path):
-    (tmp_path / "own_module.py").write_text(
+    (tmp_path / "planted_module.py").write_text(
         f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()\ndef grade(*_): return True\n"
     )
     path = run / "evaluation" / "settings.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"grader": "own_module:grade"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"grader": "planted_module:grade"}))
     done = opasd(tmp_path, "regrade", "run/evaluation")
     assert done.returncode == 2, done.stdout
-    assert "--plugins own_module" in done.stderr
+    assert "--plugins planted_module" in done.stderr
     assert not (tmp_path / "executed").exists()
-    done = opasd(tmp_path, "regrade", "run/evaluation", "--plugins", "own_module")
+    done = opasd(tmp_path, "regrade", "run/evaluation", "--plugins", "planted_module")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "executed").exists()
 

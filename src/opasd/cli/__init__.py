@@ -52,7 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     with tamed(), _interrupted_by_signals():
-        code = _exit_code(args, debug=debug)
+        try:
+            try:
+                code = _command([word for word in args if word != "--debug"])()
+            except SystemExit as stop:  # argparse has shown a help page
+                code = int(stop.code or 0)
+            sys.stdout.flush()
+        except (KeyboardInterrupt, Exception) as error:
+            code = _exit_code(error, debug=debug)
+            if code is None:
+                raise
     if "OPASD_MEETING" in os.environ:
         from opasd.cli._processes import report_exit
 
@@ -78,25 +87,18 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _exit_code(args: list[str], *, debug: bool) -> int:
-    try:
-        try:
-            code = _command([word for word in args if word != "--debug"])()
-        except SystemExit as stop:  # argparse has shown a help page
-            code = int(stop.code or 0)
-        sys.stdout.flush()
-    except KeyboardInterrupt as stop:
-        code = stop.args[0] if stop.args else INTERRUPTED
-    except BrokenPipeError:
+def _exit_code(error: BaseException, *, debug: bool) -> int | None:
+    """Say what ended a command, and return its exit code; None for what needs a traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        return error.args[0] if error.args else INTERRUPTED
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail too
-        code = BROKEN_PIPE
-    except Exception as error:
-        message = None if debug else _message(error)
-        if message is None:
-            raise
-        _show_error(message)
-        code = USER_MISTAKE
-    return code
+        return BROKEN_PIPE
+    assert isinstance(error, Exception)
+    if debug or (message := _message(error)) is None:
+        return None
+    _show_error(message)
+    return USER_MISTAKE
 
 
 def _show_error(message: str) -> None:
