@@ -1,6 +1,7 @@
 """Settings of the whole suite: no network, few threads, reproducible properties."""
 
 import os
+import signal
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -23,6 +24,11 @@ settings.load_profile("suite")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_sessionstart() -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts its background jobs so
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish() -> None:
