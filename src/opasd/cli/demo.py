@@ -3,7 +3,7 @@
 Base, OPSD and OPASD start from one model with one budget and answer held-out problems; they differ in the attention
 loss alone. Its settings are chosen on the validation split. Everything is the product's own: the recipe `lab`, the
 trainer, the sampler and the grader. The table's intervals are 95 %, for problems like these; differences are paired on
-the same problems. It takes about seven minutes on a CPU core, --quick 90 seconds: that takes fewer and smaller steps at
+the same problems. It takes about six minutes on a CPU core, --quick 90 seconds: that takes fewer and smaller steps at
 three times the rate, asks fewer problems and chooses nothing. It computes in one thread, so that the number of cores
 changes no figure.
 """
