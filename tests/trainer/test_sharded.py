@@ -88,7 +88,13 @@ KINDS = {
             "zero_optimization": {"stage": 2},
             "zero_allow_untested_optimizer": True,
             **dict.fromkeys(
-                ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"), "auto"
+                (
+                    "train_micro_batch_size_per_gpu",
+                    "train_batch_size",
+                    "gradient_accumulation_steps",
+                    "gradient_clipping",
+                ),
+                "auto",
             ),
         },
     },
