@@ -29,6 +29,8 @@ def _seed() -> None:
 def pytest_sessionstart() -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts its background jobs so
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup; what a test starts is to hear it nevertheless
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_sessionfinish() -> None:
