@@ -2,7 +2,7 @@
 
 `Python("-m", "opasd.cli", "train", …)` is a process of its own with its own folder, environment, signals and exit code.
 Its interface is that of `subprocess.Popen`. What a library reads from the environment at its import is as it was for
-the first of them.
+the first of them. A Python that such a process starts is a fork of that process, and its child as ever.
 """
 
 import atexit
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -196,6 +197,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
     how, *rest = request["words"]
     what = rest.pop(0) if how in ("-m", "-c") else how
     sys.argv = [how, *rest]
@@ -220,6 +222,40 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+_execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def _execute_child(self: Any, args: Any, *options: Any) -> None:
+    """Start what `Popen` was asked for: a Python by a fork, anything else as ever."""
+    before, shell, (stdin, _, _, stdout, _, stderr), new_session = options[1], options[8], options[9:15], options[20]
+    if shell or isinstance(args, str) or args[0] != sys.executable:
+        return _execute(self, args, *options)
+    self.pid = os.fork()
+    if self.pid:
+        self._child_created = True
+        self._close_pipe_fds(*options[9:15])
+        return None
+    try:
+        for number, descriptor in enumerate((stdin, stdout, stderr)):
+            os.dup2(number if descriptor == -1 else descriptor, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        if new_session:
+            os.setsid()
+        if before is not None:
+            before()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        atexit._clear()  # what the parent does at its end
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        cwd, env = options[4:6]
+        words = [word for word in args[1:2] if word != "-u"] + list(args[2:])
+        _become({"words": words, "cwd": cwd or os.getcwd(), "env": dict(env or os.environ)}, [])
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 import json
 import shutil
 import signal
-import sys
 
 import pytest
 import yaml
 
 from opasd.run.records import Records
 from tests.commands import opasd
-from tests.nursery import Python
-from tests.processes import run, wait_until
+from tests.nursery import Python, run
+from tests.processes import wait_until
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 
@@ -104,7 +103,7 @@ def test_a_run_killed_before_its_first_step_resumes(workspace):
 
 def test_two_processes(workspace):
     words = ["train", "tiny.yaml", "--name", "two", "--num-processes", "2", "--train.gradient-accumulation-steps", "2"]
-    done = run([sys.executable, "-m", "opasd.cli", *words], cwd=workspace)
+    done = run("-m", "opasd.cli", *words, cwd=workspace)
     assert done.returncode == 0, done.stderr[-3000:]
     single = opasd(workspace, "train", "tiny.yaml", "--name", "one")
     assert single.returncode == 0
