@@ -1,5 +1,6 @@
 """Settings of the whole suite: no network, few threads, reproducible properties."""
 
+import gc
 import os
 import signal
 import sys
@@ -33,7 +34,12 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # every training collects garbage; the libraries' objects, which stay, are not looked through each time
+
+
 def pytest_sessionfinish() -> None:
+    gc.unfreeze()
     if "tests.nursery" in sys.modules:
         sys.modules["tests.nursery"].end()
 

@@ -6,6 +6,7 @@ the first of them. A Python that such a process starts is a fork of that process
 """
 
 import atexit
+import gc
 import io
 import json
 import os
@@ -155,6 +156,7 @@ def end() -> None:
 def _serve(listener: socket.socket) -> None:
     for name in IMPORTED:
         __import__(name)
+    gc.freeze()  # no fork looks through what was imported
     forks: set[int] = set()
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -169,6 +171,7 @@ def _serve(listener: socket.socket) -> None:
         connection.close()
     for pid in forks:
         os.waitpid(pid, 0)
+    gc.unfreeze()
 
 
 def _raise_one(connection: socket.socket) -> None:
