@@ -24,6 +24,8 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -208,6 +210,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     sys.path[:0] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     code = 1
     try:
+        if find_spec("sitecustomize"):
+            import_module("sitecustomize")
         if how == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         elif how == "-c":
