@@ -44,12 +44,12 @@ BLOCK = re.compile(
 REASONS = ("needs weights", "needs a GPU", "needs the network", "needs servers", "needs a cluster", "needs a package")
 BATCH = ["--train.per-device-train-batch-size", "2", "--train.gradient-accumulation-steps", "1"]
 SMALLER = {
-    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "24", "--validation.every", "0"],
-    "probe": ["--model", "lab", "--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
+    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "8", "--validation.every", "0"],
+    "probe": ["--model", "lab", "--problems", "4", "--samples", "2", "--max-new-tokens", "12"],
     "prompt": ["--model", "lab"],
-    "evaluate": ["--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
-    "attend": ["--max-new-tokens", "16"],
-    "sweep": ["--train.max-steps", "2", "--evaluate.problems", "4"],
+    "evaluate": ["--problems", "2", "--samples", "2", "--max-new-tokens", "12"],
+    "attend": ["--max-new-tokens", "8"],
+    "sweep": ["--train.max-steps", "2", "--evaluate.problems", "2", "--evaluate.max-new-tokens", "12"],
 }
 """What is added to a command, so that it takes seconds."""
 PAPER = ("aime24", "aime25", "aime26", "hmmt25")
@@ -118,7 +118,7 @@ class Story:
                 self.shell(line, block)
         elif block.kind == "python":
             small = re.sub(r"max_steps=\d+", "max_steps=1, gradient_accumulation_steps=2, use_cpu=True", block.text)
-            small = small.replace("OPASDConfig(objective", 'OPASDConfig(rollout={"max_new_tokens": 24}, objective')
+            small = small.replace("OPASDConfig(objective", 'OPASDConfig(rollout={"max_new_tokens": 8}, objective')
             exec(compile(HUB_MODEL.sub("lab", small), str(block), "exec"), self.names)
 
     def shell(self, line: str, block: Block) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import resource
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.model import loading, merging
 from opasd.run.folder import RunFolder
-from tests import processes
+from tests import nursery, processes
 from tests.training import PROBLEMS, TOKENIZER, make_model
 
 OWN_CODE = """
@@ -44,8 +43,11 @@ def save_commit(hub: Path, name: str, commit: str, ref: str, shift: float) -> Pa
 
 
 SCRIPT = """
-import json, sys
+import json, os
 from pathlib import Path
+
+from huggingface_hub import constants
+constants.HF_HUB_CACHE = os.environ["HF_HUB_CACHE"]  # as read at the import, which in a fork was earlier
 
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
@@ -110,7 +112,7 @@ def test_the_commit_of_the_base_is_kept(tmp_path):
     }  # fmt: skip
     (tmp_path / "tiny.yaml").write_text(json.dumps(config))
     cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
-    done = processes.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=processes.environment(**cache))
+    done = nursery.run("-c", SCRIPT, cwd=tmp_path, env=processes.environment(**cache))
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["codes"] == [0] * 5, done.stderr
