@@ -8,6 +8,7 @@ the first of them. A Python that such a process starts is a fork of that process
 import atexit
 import gc
 import io
+import itertools
 import json
 import os
 import runpy
@@ -21,15 +22,13 @@ import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
-
-from torch.distributed import TCPStore
 
 from tests.processes import PATIENCE, environment
 
@@ -46,10 +45,8 @@ class Python:
         (own_in, stdin), (stdout, own_out), (stderr, own_err) = (os.pipe() for _ in range(3))
         self.stdin, self.stdout, self.stderr = os.fdopen(stdin, "w"), os.fdopen(stdout), os.fdopen(stderr)
         self.returncode: int | None = None
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.connect(_address())
         given = (own_in, own_out, own_err)
-        socket.send_fds(self._connection, [json.dumps(request).encode()], given)
+        self._connection = _connection(address(), request, given)
         for descriptor in given:
             os.close(descriptor)
         self.pid = int(self._connection.recv(64))
@@ -103,6 +100,8 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def run_together(count: int, *words: str, **values: str) -> list[subprocess.CompletedProcess[str]]:
     """Run so many processes of one training, as torchrun does; when one fails, the others are killed."""
+    from torch.distributed import TCPStore
+
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "localhost"}
     shared |= {
@@ -125,15 +124,23 @@ def run_together(count: int, *words: str, **values: str) -> list[subprocess.Comp
         return list(threads.map(finish, together))
 
 
+def _connection(address: str, request: dict[str, Any], descriptors: Sequence[int]) -> socket.socket:
+    """Ask for a process with these as its input, output and errors; its number and its exit code come back."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
+    return connection
+
+
 _started: list[tuple[subprocess.Popen[bytes], str]] = []
 
 
-def _address() -> str:
+def address() -> str:
     """Return the address of the process that forks; start it first if there is none."""
     if not _started:
-        address = f"{tempfile.mkdtemp()}/socket"
+        place = f"{tempfile.mkdtemp()}/socket"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(address)
+        listener.bind(place)
         listener.listen()
         server = subprocess.Popen(
             [sys.executable, "-m", __name__, str(listener.fileno())],
@@ -143,15 +150,15 @@ def _address() -> str:
             start_new_session=True,
         )
         listener.close()
-        _started.append((server, address))
+        _started.append((server, place))
     return _started[0][1]
 
 
 def end() -> None:
     """End the process that forks, if there is one, and wait for it: its time is the suite's."""
-    for server, address in _started:
+    for server, place in _started:
         server.communicate()
-        shutil.rmtree(os.path.dirname(address))
+        shutil.rmtree(os.path.dirname(place))
     _started.clear()
 
 
@@ -236,7 +243,8 @@ _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 def _execute_child(self: Any, args: Any, *options: Any) -> None:
     """Start what `Popen` was asked for: a Python by a fork, anything else as ever."""
-    before, shell, (stdin, _, _, stdout, _, stderr), new_session = options[1], options[8], options[9:15], options[20]
+    before, _, kept, cwd, env, _, _, shell, stdin, _, _, stdout, _, stderr = options[1:15]
+    new_session = options[20]
     if shell or isinstance(args, str) or args[0] != sys.executable:
         return _execute(self, args, *options)
     self.pid = os.fork()
@@ -247,7 +255,8 @@ def _execute_child(self: Any, args: Any, *options: Any) -> None:
     try:
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(number if descriptor == -1 else descriptor, number)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(low + 1, high)
         if new_session:
             os.setsid()
         if before is not None:
@@ -258,12 +267,21 @@ def _execute_child(self: Any, args: Any, *options: Any) -> None:
         atexit._clear()  # what the parent does at its end
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-        cwd, env = options[4:6]
-        words = [word for word in args[1:2] if word != "-u"] + list(args[2:])
+        words = list(itertools.dropwhile(lambda word: word in ("-u", "-P"), map(os.fspath, args[1:])))
         _become({"words": words, "cwd": cwd or os.getcwd(), "env": dict(env or os.environ)}, [])
     finally:
         os._exit(1)
 
 
+def _stand_for(address: str, *words: str) -> int:
+    """Be `python WORDS` for a shell: ask for it, with this process's input and output, and return its exit code."""
+    connection = _connection(address, {"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}, range(3))
+    connection.recv(64)
+    code = int(connection.recv(64))
+    return code if code >= 0 else 128 - code
+
+
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        sys.exit(_stand_for(*sys.argv[1:]))
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -14,13 +14,13 @@ A page tells one story: its blocks share a folder and, in Python, their names. W
 
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import nursery, processes
 from tests.commands import opasd
 
 ROOT = Path(__file__).parents[2]
@@ -135,8 +135,9 @@ class Story:
             done = opasd(self.folder, *words, *([] if as_it_is else SMALLER.get(words[0], [])))
         else:
             assert first in (*PLAIN, "opasd"), f"{block}: {first} is not run by the tests; say why: <!-- not run: … -->"
-            script = f'opasd() {{ "{sys.executable}" -m opasd.cli "$@"; }}; {line}'
-            done = subprocess.run(["bash", "-ec", script], cwd=self.folder, capture_output=True, text=True)
+            python = f'"{sys.executable}" -m tests.nursery "{nursery.address()}"'
+            script = f'opasd() {{ {python} -m opasd.cli "$@"; }}; {line}'
+            done = processes.run(["bash", "-ec", script], cwd=self.folder)
         assert done.returncode == wanted, f"{block}: {line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def expanded(self, word: str) -> list[str]:
