@@ -15,7 +15,7 @@ from opasd.errors import ConfigError
 from opasd.model import loading, merging
 from opasd.run.folder import RunFolder
 from tests import nursery, processes
-from tests.training import PROBLEMS, TOKENIZER, make_model
+from tests.training import TOKENIZER, make_model, write_problems, write_recipe
 
 OWN_CODE = """
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -99,18 +99,8 @@ def test_the_commit_of_the_base_is_kept(tmp_path):
     hub = tmp_path / "hub"
     save_commit(hub, "org/tiny", "a" * 40, "main", 0.3)
     save_commit(hub, "org/tiny", "b" * 40, "v1", 0.0)
-    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
-    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = {
-        "model": {"lora_r": 4, "lora_alpha": 8},
-        "data": {"source": "sums.jsonl"},
-        "rollout": {"max_new_tokens": 4},
-        "train": {
-            "max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 0.01,
-            "gradient_checkpointing": False, "save_steps": 1, "extra": {"use_cpu": True},
-        },
-    }  # fmt: skip
-    (tmp_path / "tiny.yaml").write_text(json.dumps(config))
+    write_problems(tmp_path)
+    write_recipe(tmp_path, model="org/tiny", max_steps=1, save_steps=1)
     cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
     done = nursery.run("-c", SCRIPT, cwd=tmp_path, env=processes.environment(**cache))
     assert done.returncode == 0, done.stderr
