@@ -42,9 +42,10 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 REASONS = ("needs weights", "needs a GPU", "needs the network", "needs servers", "needs a cluster", "needs a package")
+FEW = ["--data.sample", "8"]
 BATCH = ["--train.per-device-train-batch-size", "2", "--train.gradient-accumulation-steps", "1"]
 SMALLER = {
-    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "8", "--validation.every", "0"],
+    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "8", "--validation.every", "0", *FEW],
     "probe": ["--model", "lab", "--problems", "4", "--samples", "2", "--max-new-tokens", "12"],
     "prompt": ["--model", "lab"],
     "evaluate": ["--problems", "2", "--samples", "2", "--max-new-tokens", "12"],
