@@ -127,6 +127,7 @@ def check_wheel(wheel: Path, version: str, root: Path, *, download: bool) -> Non
         if told != f"opasd {version}":
             raise ReleaseError(f"the wheel says {told!r}, not 'opasd {version}'")
         small = ("--steps", "1", "--train.gradient-accumulation-steps", "1", "--validation.every", "0")
+        small += ("--train.per-device-train-batch-size", "2", "--max-new-tokens", "8", "--data.sample", "8")
         _run(command, "train", "lab", "--name", "release", *small, cwd=work)
         if not (work / "runs" / "release" / "final" / "README.md").exists():
             raise ReleaseError("the wheel's one step of training left no runs/release/final")

@@ -1,5 +1,6 @@
 """Settings of the whole suite: no network, few threads, reproducible properties."""
 
+import gc
 import os
 import signal
 import sys
@@ -29,9 +30,16 @@ def _seed() -> None:
 def pytest_sessionstart() -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts its background jobs so
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup; what a test starts is to hear it nevertheless
+        signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # every training collects garbage; the libraries' objects, which stay, are not looked through each time
 
 
 def pytest_sessionfinish() -> None:
+    gc.unfreeze()
     if "tests.nursery" in sys.modules:
         sys.modules["tests.nursery"].end()
 

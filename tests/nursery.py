@@ -2,11 +2,13 @@
 
 `Python("-m", "opasd.cli", "train", …)` is a process of its own with its own folder, environment, signals and exit code.
 Its interface is that of `subprocess.Popen`. What a library reads from the environment at its import is as it was for
-the first of them.
+the first of them. A Python that such a process starts is a fork of that process, and its child as ever.
 """
 
 import atexit
+import gc
 import io
+import itertools
 import json
 import os
 import runpy
@@ -19,13 +21,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
-
-from torch.distributed import TCPStore
 
 from tests.processes import PATIENCE, environment
 
@@ -42,10 +45,8 @@ class Python:
         (own_in, stdin), (stdout, own_out), (stderr, own_err) = (os.pipe() for _ in range(3))
         self.stdin, self.stdout, self.stderr = os.fdopen(stdin, "w"), os.fdopen(stdout), os.fdopen(stderr)
         self.returncode: int | None = None
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.connect(_address())
         given = (own_in, own_out, own_err)
-        socket.send_fds(self._connection, [json.dumps(request).encode()], given)
+        self._connection = _connection(address(), request, given)
         for descriptor in given:
             os.close(descriptor)
         self.pid = int(self._connection.recv(64))
@@ -99,6 +100,8 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def run_together(count: int, *words: str, **values: str) -> list[subprocess.CompletedProcess[str]]:
     """Run so many processes of one training, as torchrun does; when one fails, the others are killed."""
+    from torch.distributed import TCPStore
+
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "localhost"}
     shared |= {
@@ -121,15 +124,23 @@ def run_together(count: int, *words: str, **values: str) -> list[subprocess.Comp
         return list(threads.map(finish, together))
 
 
+def _connection(address: str, request: dict[str, Any], descriptors: Sequence[int]) -> socket.socket:
+    """Ask for a process with these as its input, output and errors; its number and its exit code come back."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
+    return connection
+
+
 _started: list[tuple[subprocess.Popen[bytes], str]] = []
 
 
-def _address() -> str:
+def address() -> str:
     """Return the address of the process that forks; start it first if there is none."""
     if not _started:
-        address = f"{tempfile.mkdtemp()}/socket"
+        place = f"{tempfile.mkdtemp()}/socket"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(address)
+        listener.bind(place)
         listener.listen()
         server = subprocess.Popen(
             [sys.executable, "-m", __name__, str(listener.fileno())],
@@ -139,21 +150,22 @@ def _address() -> str:
             start_new_session=True,
         )
         listener.close()
-        _started.append((server, address))
+        _started.append((server, place))
     return _started[0][1]
 
 
 def end() -> None:
     """End the process that forks, if there is one, and wait for it: its time is the suite's."""
-    for server, address in _started:
+    for server, place in _started:
         server.communicate()
-        shutil.rmtree(os.path.dirname(address))
+        shutil.rmtree(os.path.dirname(place))
     _started.clear()
 
 
 def _serve(listener: socket.socket) -> None:
     for name in IMPORTED:
         __import__(name)
+    gc.freeze()  # no fork looks through what was imported
     forks: set[int] = set()
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -168,6 +180,7 @@ def _serve(listener: socket.socket) -> None:
         connection.close()
     for pid in forks:
         os.waitpid(pid, 0)
+    gc.unfreeze()
 
 
 def _raise_one(connection: socket.socket) -> None:
@@ -196,6 +209,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
     how, *rest = request["words"]
     what = rest.pop(0) if how in ("-m", "-c") else how
     sys.argv = [how, *rest]
@@ -203,6 +217,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     sys.path[:0] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     code = 1
     try:
+        if find_spec("sitecustomize"):
+            import_module("sitecustomize")
         if how == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         elif how == "-c":
@@ -222,5 +238,50 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os._exit(code)
 
 
+_execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def _execute_child(self: Any, args: Any, *options: Any) -> None:
+    """Start what `Popen` was asked for: a Python by a fork, anything else as ever."""
+    before, _, kept, cwd, env, _, _, shell, stdin, _, _, stdout, _, stderr = options[1:15]
+    new_session = options[20]
+    if shell or isinstance(args, str) or args[0] != sys.executable:
+        return _execute(self, args, *options)
+    self.pid = os.fork()
+    if self.pid:
+        self._child_created = True
+        self._close_pipe_fds(*options[9:15])
+        return None
+    try:
+        for number, descriptor in enumerate((stdin, stdout, stderr)):
+            os.dup2(number if descriptor == -1 else descriptor, number)
+        for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(low + 1, high)
+        if new_session:
+            os.setsid()
+        if before is not None:
+            before()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        atexit._clear()  # what the parent does at its end
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        words = list(itertools.dropwhile(lambda word: word in ("-u", "-P"), map(os.fspath, args[1:])))
+        _become({"words": words, "cwd": cwd or os.getcwd(), "env": dict(env or os.environ)}, [])
+    finally:
+        os._exit(1)
+
+
+def _stand_for(address: str, *words: str) -> int:
+    """Be `python WORDS` for a shell: ask for it, with this process's input and output, and return its exit code."""
+    connection = _connection(address, {"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}, range(3))
+    connection.recv(64)
+    code = int(connection.recv(64))
+    return code if code >= 0 else 128 - code
+
+
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        sys.exit(_stand_for(*sys.argv[1:]))
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,5 +1,6 @@
 """A tiny training set-up: a random Qwen3 with a small tokenizer, and arithmetic problems."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,36 @@ def make_trainer(
         loss_terms=loss_terms,
         peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear") if lora else None,
     )
+
+
+def write_inputs(place: Path) -> None:
+    """Write the model with its tokenizer and the problems: `model` and `sums.jsonl`."""
+    make_model().save_pretrained(place / "model")
+    TOKENIZER.save_pretrained(place / "model")
+    write_problems(place)
+
+
+def write_problems(place: Path) -> None:
+    problems = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
+    (place / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in problems))
+
+
+def write_recipe(place: Path, model: str = "model", **train: Any) -> None:
+    """Write a recipe of small steps on those problems, `tiny.yaml`."""
+    recipe = {
+        "model": {"name_or_path": model, "lora_r": 4, "lora_alpha": 8},
+        "data": {"source": "sums.jsonl"},
+        "rollout": {"max_new_tokens": 5},
+        "train": {
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 0.01,
+            "gradient_checkpointing": False,
+            "extra": {"use_cpu": True},
+            **train,
+        },
+    }
+    (place / "tiny.yaml").write_text(json.dumps(recipe))
 
 
 def rows(folder, name="metrics.jsonl"):

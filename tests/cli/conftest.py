@@ -9,6 +9,7 @@ import pytest
 import opasd.trainer
 from opasd.cli import evaluate
 from tests import commands
+from tests.nursery import Python
 from tests.processes import PATIENCE, environment
 
 STAND_IN = '''
@@ -65,6 +66,8 @@ module.train = train
 module.opened = opened
 module.ending = lambda trainer: trainer.ending
 sys.modules["opasd.trainer.session"] = module
+if "opasd.trainer" in sys.modules:
+    sys.modules["opasd.trainer"].session = module
 '''
 
 
@@ -85,8 +88,8 @@ class CommandLine:
             patch.setitem(sys.modules, "opasd.trainer.session", None)
             # The stand-in may replace it; afterwards other tests need it as it was.
             patch.setitem(sys.modules, evaluate.__name__, evaluate)
+            patch.setattr(opasd.trainer, "session", None, raising=False)
             exec(self.stand_in, {})
-            patch.setattr(opasd.trainer, "session", sys.modules["opasd.trainer.session"], raising=False)
             done = commands.opasd(self.folder, *args, env=self.environment | environment)
         return done.returncode, done.stdout, done.stderr
 
@@ -107,6 +110,10 @@ class CommandLine:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def forked(self, *args: str, **environment: str) -> Python:
+        """Start a command in a process of its own, where the seconds of its imports are not what is tested."""
+        return Python("-m", "opasd.cli", *args, cwd=self.folder, env=self.environment | environment)
 
     def apart(self, *args: str, module: tuple[str, ...] = ("opasd.cli",), **environment: str) -> tuple[int, str, str]:
         """Run a command in a process of its own; return its exit code, standard output and standard error."""

@@ -3,36 +3,22 @@
 import json
 import shutil
 import signal
-import sys
 
 import pytest
-import yaml
 
 from opasd.run.records import Records
 from tests.commands import opasd
-from tests.nursery import Python
-from tests.processes import run, wait_until
-from tests.training import PROBLEMS, TOKENIZER, make_model
+from tests.nursery import Python, run
+from tests.processes import wait_until
+from tests.training import write_inputs, write_recipe
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     """A folder with a model, problems and a configuration file."""
     folder = tmp_path_factory.mktemp("place")
-    make_model().save_pretrained(folder / "model")
-    TOKENIZER.save_pretrained(folder / "model")
-    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
-    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = {
-        "model": {"name_or_path": "model", "lora_r": 4, "lora_alpha": 8},
-        "data": {"source": "sums.jsonl"},
-        "rollout": {"max_new_tokens": 5},
-        "train": {
-            "max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "learning_rate": 0.01,
-            "gradient_checkpointing": False, "save_steps": 2, "extra": {"use_cpu": True},
-        },
-    }  # fmt: skip
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    write_inputs(folder)
+    write_recipe(folder, max_steps=3, gradient_accumulation_steps=4, save_steps=2)
     return folder
 
 
@@ -104,7 +90,7 @@ def test_a_run_killed_before_its_first_step_resumes(workspace):
 
 def test_two_processes(workspace):
     words = ["train", "tiny.yaml", "--name", "two", "--num-processes", "2", "--train.gradient-accumulation-steps", "2"]
-    done = run([sys.executable, "-m", "opasd.cli", *words], cwd=workspace)
+    done = run("-m", "opasd.cli", *words, cwd=workspace)
     assert done.returncode == 0, done.stderr[-3000:]
     single = opasd(workspace, "train", "tiny.yaml", "--name", "one")
     assert single.returncode == 0

@@ -15,6 +15,7 @@ from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
 from opasd.run.folder import RunFolder
 from opasd.run.locks import hold
+from tests import nursery
 from tests.commands import opasd
 from tests.evaluation.lab import make_adapter
 from tests.nursery import Python
@@ -53,26 +54,24 @@ def test_killed_and_restarted_it_ends_as_if_it_had_not_been(
     assert len({sample.key for sample in SampleFile(samples)}) == len(lines[0]) == 24
 
 
-def test_two_processes_have_the_results_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
     """Also after a call of two processes that was killed: what it left in its parts is used."""
     results, lines = [], []
     for name, more in (("one", []), ("two", ["--num-processes", "2"])):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
+        folder = tmp_path / name
+        folder.mkdir()
         if more:
-            first = [json.loads(line) for line in (tmp_path / "one/out/samples.jsonl").read_text().splitlines()]
-            assert run_until_killed(tmp_path / "two")
-            left = [p for p in Path("out").glob("part-*/samples.jsonl") if p.stat().st_size]
+            assert run_until_killed(folder)
+            left = [p for p in folder.glob("out/part-*/samples.jsonl") if p.stat().st_size]
             assert left
-        assert evaluate("lab", *SHORT, *more, "--json") == 0
-        results.append(json.loads(capfd.readouterr().out))
-        lines.append([json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()])
+        done = nursery.run("-m", "opasd.cli", "evaluate", "lab", *SHORT, *more, "--json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout))
+        lines.append([json.loads(line) for line in (folder / "out/samples.jsonl").read_text().splitlines()])
     assert results[0]["results"] == results[1]["results"]
-    assert lines[0] == lines[1] == first
+    assert lines[0] == lines[1]
     assert results[1]["spent"]["total"]["samples"] >= 24 - 2 * 4  # a kill may lose the costs of a group a process
-    assert not list(Path("out").glob("part-*"))
+    assert not list((tmp_path / "two").glob("out/part-*"))
 
 
 def run_until_killed(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from opasd.cli import main
 from opasd.probe import measure as probe
 from opasd.probe.measure import GradedAnswer, Probe, Trajectory
 from opasd.probe.summary import summarise
+from tests import nursery
 from tests.cli.conftest import CommandLine
 from tests.processes import run
 from tests.training import PROBLEMS, TOKENIZER, make_model
@@ -290,14 +291,15 @@ def test_a_launch_of_many_processes_is_refused(workspace, capsys, monkeypatch):
     assert "got a launch of 4; run it without a launcher" in capsys.readouterr().err
 
 
-def test_processes_measure_what_one_measures(tmp_path, capsys):
+def test_processes_measure_what_one_measures(tmp_path):
     words = ["probe", "lab", "--problems", "5", "--samples", "2", "--look", *SHORT]
-    found = []
+    found, pages = [], ""
     for count in ("1", "2"):
         target = tmp_path / f"{count}.json"
-        assert main([*words, "--num-processes", count, "--json", str(target)]) == 0
+        done = nursery.run("-m", "opasd.cli", *words, "--num-processes", count, "--json", str(target))
+        assert done.returncode == 0, done.stderr
         found.append(json.loads(target.read_text()))
-    pages = capsys.readouterr().out
+        pages += done.stdout
     one, two = found
     assert set(one) == set(two)
     for name in ("rows", "teacher_rows", "look_rows"):

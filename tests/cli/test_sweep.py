@@ -13,10 +13,10 @@ import pytest
 import opasd.cli as cli
 from opasd.run.records import Records
 from opasd.sweep.commands import quoted
+from tests import nursery
 from tests.cli.conftest import CommandLine
 from tests.cli.test_commands import HEAVY, LIGHT
-from tests.commands import opasd
-from tests.processes import PATIENCE, environment, run, wait_until
+from tests.processes import PATIENCE, run, wait_until
 
 STAND_IN = """
 import json
@@ -264,14 +264,13 @@ def test_killed_in_the_middle_and_continued_it_ends_in_a_table_and_a_report(
     )
     folder = tmp_path / "sweeps" / "tiny"
     metrics = folder / "opasd" / "metrics.jsonl"
-    words = ["sweep", "tiny.yaml"]
-    command = [sys.executable, "-m", "opasd.cli", *words]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+    words = ["-m", "opasd.cli", "sweep", "tiny.yaml"]
+    with nursery.Python(*words, cwd=tmp_path) as process:
         wait_until(lambda: list(Records(metrics)), process)
         process.kill()
     before = len(list(Records(metrics)))
     assert before < 6
-    done = opasd(tmp_path, *words, env=environment())
+    done = nursery.run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "opasd: resuming training" in done.stderr
     assert [row["step"] for row in Records(metrics)] == list(range(1, 7))

@@ -157,7 +157,7 @@ def test_exit_codes_of_a_stopped_run_a_mistake_and_a_bug(opasd: CommandLine) -> 
 
 def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> None:
     args = ["train", "lab", "--num-processes", "2", "--train.max-steps", "3", "--name", "x"]
-    with opasd.start(*args, STAND_IN="wait") as process:
+    with opasd.forked(*args, STAND_IN="wait") as process:
         for rank in (0, 1):
             wait_until((opasd.folder / "runs" / "x" / f"ready-{rank}").exists, process)
         process.send_signal(signal.SIGTERM)
@@ -169,8 +169,9 @@ def test_many_processes_share_a_folder_and_stop_together(opasd: CommandLine) -> 
     assert "never overwritten" in opasd.refuses(*args)
     resume = ["train", "--resume", "runs/x"]
     assert "continue with: opasd train --resume runs/x --num-processes 2\n" in errors
-    code, _, errors = opasd.apart(*resume, "--num-processes", "2")
-    assert code == 0, errors
+    with opasd.forked(*resume, "--num-processes", "2") as process:
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
     assert (opasd.folder / "runs" / "x" / "called-1").read_text() == "3 True true"
     code, _, errors = opasd(*resume)  # any number of processes may go on
     assert code == 0, errors

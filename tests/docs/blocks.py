@@ -14,13 +14,13 @@ A page tells one story: its blocks share a folder and, in Python, their names. W
 
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import nursery, processes
 from tests.commands import opasd
 
 ROOT = Path(__file__).parents[2]
@@ -42,14 +42,15 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 REASONS = ("needs weights", "needs a GPU", "needs the network", "needs servers", "needs a cluster", "needs a package")
+FEW = ["--data.sample", "8"]
 BATCH = ["--train.per-device-train-batch-size", "2", "--train.gradient-accumulation-steps", "1"]
 SMALLER = {
-    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "24", "--validation.every", "0"],
-    "probe": ["--model", "lab", "--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
+    "train": ["--model", "lab", *BATCH, "--steps", "2", "--max-new-tokens", "8", "--validation.every", "0", *FEW],
+    "probe": ["--model", "lab", "--problems", "4", "--samples", "2", "--max-new-tokens", "12"],
     "prompt": ["--model", "lab"],
-    "evaluate": ["--problems", "4", "--samples", "2", "--max-new-tokens", "32"],
-    "attend": ["--max-new-tokens", "16"],
-    "sweep": ["--train.max-steps", "2", "--evaluate.problems", "4"],
+    "evaluate": ["--problems", "2", "--samples", "2", "--max-new-tokens", "12"],
+    "attend": ["--max-new-tokens", "8"],
+    "sweep": ["--train.max-steps", "2", "--evaluate.problems", "2", "--evaluate.max-new-tokens", "12"],
 }
 """What is added to a command, so that it takes seconds."""
 PAPER = ("aime24", "aime25", "aime26", "hmmt25")
@@ -118,7 +119,7 @@ class Story:
                 self.shell(line, block)
         elif block.kind == "python":
             small = re.sub(r"max_steps=\d+", "max_steps=1, gradient_accumulation_steps=2, use_cpu=True", block.text)
-            small = small.replace("OPASDConfig(objective", 'OPASDConfig(rollout={"max_new_tokens": 24}, objective')
+            small = small.replace("OPASDConfig(objective", 'OPASDConfig(rollout={"max_new_tokens": 8}, objective')
             exec(compile(HUB_MODEL.sub("lab", small), str(block), "exec"), self.names)
 
     def shell(self, line: str, block: Block) -> None:
@@ -135,8 +136,9 @@ class Story:
             done = opasd(self.folder, *words, *([] if as_it_is else SMALLER.get(words[0], [])))
         else:
             assert first in (*PLAIN, "opasd"), f"{block}: {first} is not run by the tests; say why: <!-- not run: … -->"
-            script = f'opasd() {{ "{sys.executable}" -m opasd.cli "$@"; }}; {line}'
-            done = subprocess.run(["bash", "-ec", script], cwd=self.folder, capture_output=True, text=True)
+            python = f'"{sys.executable}" -m tests.nursery "{nursery.address()}"'
+            script = f'opasd() {{ {python} -m opasd.cli "$@"; }}; {line}'
+            done = processes.run(["bash", "-ec", script], cwd=self.folder)
         assert done.returncode == wanted, f"{block}: {line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def expanded(self, word: str) -> list[str]:

@@ -9,7 +9,7 @@ from tests.commands import opasd
 from tests.docs.blocks import ROOT
 
 SMALL = [
-    *("--steps", "1", "--max-new-tokens", "16", "--train.per-device-train-batch-size", "2"),
+    *("--steps", "1", "--max-new-tokens", "16", "--train.per-device-train-batch-size", "2", "--data.sample", "8"),
     *("--validation.every", "1", "--validation.samples", "1", "--validation-data.lab.sample", "2"),
     *("--objective.token.clip", "pointwise", "--objective.token.impl", "chunked", "--attention-weight", "balanced"),
 ]

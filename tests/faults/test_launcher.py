@@ -39,7 +39,7 @@ def test_no_process_outlives_the_command(tmp_path):
 
 def test_a_killed_process_is_named_with_what_to_do(tmp_path):
     command = CommandLine(tmp_path)
-    with command.start(*ARGS, STAND_IN="wait") as process:
+    with command.forked(*ARGS, STAND_IN="wait") as process:
         ranks = waiting_ranks(command, process)
         os.kill(ranks[1], signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)
@@ -52,8 +52,9 @@ def test_a_killed_process_is_named_with_what_to_do(tmp_path):
 
 
 def test_the_mistake_of_another_process_is_shown(tmp_path):
-    code, _, errors = CommandLine(tmp_path).apart(*ARGS, STAND_IN="mistake of another process")
-    assert code == 2, errors
+    with CommandLine(tmp_path).forked(*ARGS, STAND_IN="mistake of another process") as process:
+        _, errors = process.communicate()
+    assert process.returncode == 2, errors
     assert "error: process 1: no such file here; copy it\n" in errors
     assert "Traceback" not in errors
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -51,6 +52,22 @@ def make_alignment(
         teacher_length=teacher_prompt + tokens,
         left_out=torch.tensor(left_out, dtype=torch.long).reshape(-1, 2).T,
         template=torch.tensor([s for s, _ in matched if s in template], dtype=torch.long),
+    )
+
+
+@st.composite
+def alignments(draw, problem: int, solution: int) -> Alignment:
+    """Any alignment with a problem and a solution of at most so many tokens."""
+    return make_alignment(
+        problem=draw(st.integers(1, problem)),
+        solution=draw(st.integers(0, solution)),
+        student_only=draw(st.integers(0, 3)),
+        teacher_only=draw(st.integers(0, 3)),
+        tail=draw(st.integers(0, 3)),
+        tokens=draw(st.integers(1, 20)),
+        query=draw(st.sampled_from(["predicting", "generated"])),
+        support=draw(st.sampled_from(["context", "content", "problem", "response"])),
+        first_token=draw(st.booleans()),
     )
 
 

@@ -18,6 +18,7 @@ from opasd.losses.attention import attention_loss, attention_losses, attention_r
 from opasd.losses.divergence import divergence
 from opasd.losses.projection import shuffle_permutation, target
 from tests.losses.cases import (
+    alignments,
     check_settings,
     gradients,
     make_alignment,
@@ -117,17 +118,7 @@ def test_definition_equals_loops(kind, extras, support, heads):
 
 @st.composite
 def cases(draw):
-    alignment = make_alignment(
-        problem=draw(st.integers(1, 8)),
-        solution=draw(st.integers(0, 9)),
-        student_only=draw(st.integers(0, 3)),
-        teacher_only=draw(st.integers(0, 3)),
-        tail=draw(st.integers(0, 3)),
-        tokens=draw(st.integers(1, 20)),
-        query=draw(st.sampled_from(["predicting", "generated"])),
-        support=draw(st.sampled_from(["context", "content", "problem", "response"])),
-        first_token=draw(st.booleans()),
-    )
+    alignment = draw(alignments(8, 9))
     layers = make_layers(
         alignment,
         key_heads=draw(st.sampled_from([1, 2, 3])),

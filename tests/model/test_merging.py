@@ -2,7 +2,6 @@
 
 import json
 import resource
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.model import loading, merging
 from opasd.run.folder import RunFolder
-from tests import processes
-from tests.training import PROBLEMS, TOKENIZER, make_model
+from tests import nursery, processes
+from tests.training import TOKENIZER, make_model, write_problems, write_recipe
 
 OWN_CODE = """
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,8 +43,11 @@ def save_commit(hub: Path, name: str, commit: str, ref: str, shift: float) -> Pa
 
 
 SCRIPT = """
-import json, sys
+import json, os
 from pathlib import Path
+
+from huggingface_hub import constants
+constants.HF_HUB_CACHE = os.environ["HF_HUB_CACHE"]  # as read at the import, which in a fork was earlier
 
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
@@ -97,20 +99,10 @@ def test_the_commit_of_the_base_is_kept(tmp_path):
     hub = tmp_path / "hub"
     save_commit(hub, "org/tiny", "a" * 40, "main", 0.3)
     save_commit(hub, "org/tiny", "b" * 40, "v1", 0.0)
-    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
-    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = {
-        "model": {"lora_r": 4, "lora_alpha": 8},
-        "data": {"source": "sums.jsonl"},
-        "rollout": {"max_new_tokens": 4},
-        "train": {
-            "max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 0.01,
-            "gradient_checkpointing": False, "save_steps": 1, "extra": {"use_cpu": True},
-        },
-    }  # fmt: skip
-    (tmp_path / "tiny.yaml").write_text(json.dumps(config))
+    write_problems(tmp_path)
+    write_recipe(tmp_path, model="org/tiny", max_steps=1, save_steps=1)
     cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
-    done = processes.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=processes.environment(**cache))
+    done = nursery.run("-c", SCRIPT, cwd=tmp_path, env=processes.environment(**cache))
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["codes"] == [0] * 5, done.stderr

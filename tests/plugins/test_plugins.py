@@ -10,6 +10,12 @@ from tests import nursery, processes
 from tests.training import TOKENIZER, make_model
 
 HERE = Path(__file__).parent
+LIGHT = """
+import sys
+from opasd.cli import main
+assert main(["validate", "own.yaml"]) == 0
+print(sorted({"transformers", "peft"} & sys.modules.keys()))
+"""
 
 
 @pytest.fixture
@@ -23,16 +29,19 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder: Path, script: str, *, forked: bool = True) -> str:
-    command = [shutil.copy(HERE / script, folder)]
-    options = {"cwd": folder, "env": processes.environment(OPASD_REPOSITORY=str(processes.ROOT))}
-    result = nursery.run(*command, **options) if forked else processes.run([sys.executable, *command], **options)
+def run(folder: Path, script: str) -> str:
+    script = shutil.copy(HERE / script, folder)
+    result = nursery.run(script, cwd=folder, env=processes.environment(OPASD_REPOSITORY=str(processes.ROOT)))
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
 
 
 def test_the_whole_way_of_an_engineer_by_the_command(folder):
-    assert "whole way done" in run(folder, "whole_way_by_command.py", forked=False)
+    assert "whole way done" in run(folder, "whole_way_by_command.py")
+    done = processes.run([sys.executable, "-c", LIGHT], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "hellinger" in done.stdout
+    assert done.stdout.endswith("[]\n"), "their imports would slow each process of a plugin's grader"
 
 
 def test_the_whole_way_of_an_engineer_in_python(folder):

@@ -39,7 +39,6 @@ Path("lacking.yaml").write_text("objective: {token: {divergence: hellinger}}\n")
 assert "plugins: [MODULE]" in opasd("validate", "lacking.yaml", code=2)
 assert "no_such_module cannot be imported" in opasd("validate", "lab", "--plugins", "no_such_module", code=2)
 assert "hellinger" in opasd("validate", "own.yaml")
-assert {"transformers", "peft"}.isdisjoint(sys.modules), "their imports would slow each process of a plugin's grader"
 assert "hellinger" in opasd("validate", "lacking.yaml", *OWN)
 opasd("prompt", "own.yaml")
 

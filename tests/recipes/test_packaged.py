@@ -1,5 +1,7 @@
 """The recipes that come with the package: the paper's settings, the paper's numbers, and nothing said twice."""
 
+import functools
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from opasd.cli._preview import arithmetic
 from opasd.cli.train import parser
-from opasd.config import RunConfig
+from opasd.config import DataConfig, RunConfig
 from opasd.data.problems import Problem, load_problems
 from opasd.data.sets import load_set
 from opasd.evaluation.benchmarks import find_benchmarks, load
@@ -173,11 +175,22 @@ def test_small_recipes_have_the_same_batch(name: str) -> None:
 def test_problems_made_by_code_are_trained_validated_and_evaluated_on_different_problems(name: str) -> None:
     config, evaluation = RECIPES[name].config(), to_evaluate(RECIPES[name].evaluate or {}, name)
     (held,) = config.validation_data.values()
-    (tested,) = find_benchmarks(list(evaluation.benchmarks))
-    parts = [load_set(config.data, "train"), load_set(held, "validation"), load(tested).problems]
-    questions = [problem.question for part in parts for problem in part]
+    parts = [_made(data.model_dump_json(), split) for data, split in ((config.data, "train"), (held, "validation"))]
+    parts.append(_tested(*evaluation.benchmarks))
     assert [len(part) for part in parts] == [4096, 400, 1000]
-    assert len(set(questions)) == 5496
+    assert len(set(itertools.chain(*parts))) == 5496
+
+
+@functools.cache
+def _made(data: str, split: str) -> list[str]:
+    """Return the questions of a set: recipes share them, and making them takes seconds."""
+    return [problem.question for problem in load_set(DataConfig.model_validate_json(data), split)]
+
+
+@functools.cache
+def _tested(name: str) -> list[str]:
+    (benchmark,) = find_benchmarks([name])
+    return [problem.question for problem in load(benchmark).problems]
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("gsm8k")])

@@ -1,26 +1,19 @@
 """The figures of docs/figures are those of the records, byte for byte; a look's record keeps what they need."""
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.results.importing import imported
+
 ROOT = Path(__file__).parents[2]
-MODULES = ("reading", "records", "signs", "summaries", "tables_gsm8k", "charts")
 
 
 @pytest.fixture(scope="module")
 def figures():
-    """Import results/charts.py with its neighbours, and forget them after the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in MODULES:
-            patch.delitem(sys.modules, name, raising=False)
-        patch.syspath_prepend(str(ROOT / "results"))
-        yield import_module("charts")
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with imported("charts") as module:
+        yield module
 
 
 def test_the_figures_of_the_docs_are_those_of_the_records(figures):

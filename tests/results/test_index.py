@@ -1,7 +1,6 @@
 """The tables of the README and of the evidence's first page are those of the records."""
 
 import json
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -9,23 +8,17 @@ import pytest
 
 from opasd.cli.demo import HEADER
 from opasd.data.made.mistakes import MISTAKES
+from tests.results.importing import imported
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("reading", "records", "summaries", "tables_index", "tables_lab")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/evidence/index.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def tables():
-    """Import results/tables_index.py with its neighbours, and forget them after the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in MODULES:
-            patch.delitem(sys.modules, name, raising=False)
-        patch.syspath_prepend(str(ROOT / "results"))
-        yield import_module("tables_index")
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with imported("tables_index") as module:
+        yield module
 
 
 def test_the_readmes_results_are_those_of_the_records(tables):

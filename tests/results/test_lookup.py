@@ -1,25 +1,18 @@
 """The page about lookup has the records' figures, and their intervals are Student's."""
 
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.results.importing import imported
+
 ROOT = Path(__file__).parents[2]
-MODULES = ("reading", "records", "summaries", "tables_lookup")
 
 
 @pytest.fixture(scope="module")
 def tables():
-    """Import results/tables_lookup.py with its neighbours, and forget them after the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in MODULES:
-            patch.delitem(sys.modules, name, raising=False)
-        patch.syspath_prepend(str(ROOT / "results"))
-        yield import_module("tables_lookup")
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with imported("tables_lookup") as module:
+        yield module
 
 
 def test_the_page_has_the_figures_of_the_records(tables):

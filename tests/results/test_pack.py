@@ -2,26 +2,19 @@
 
 import json
 import sys
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-RESULTS = Path(__file__).parents[2] / "results"
-MODULES = ("reading", "records", "pack")
+from tests.results.importing import RESULTS, imported
 
 
 @pytest.fixture
-def pack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import results/pack.py with its neighbours, and forget them after the test."""
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(RESULTS))
-    module = import_module("pack")
-    for name in MODULES:
-        monkeypatch.setitem(sys.modules, name, sys.modules.pop(name))
-    return module
+def pack() -> Iterator[ModuleType]:
+    with imported("pack") as module:
+        yield module
 
 
 @pytest.fixture

@@ -22,17 +22,14 @@ from opasd.run.records import Records
 from opasd.trainer import result, session
 from tests.nursery import Python
 from tests.processes import wait_until
-from tests.training import PROBLEMS, TOKENIZER, make_model
+from tests.training import make_model, write_inputs
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """A folder with a model, its tokenizer and a file of problems."""
     folder = tmp_path_factory.mktemp("inputs")
-    make_model().save_pretrained(folder / "model")
-    TOKENIZER.save_pretrained(folder / "model")
-    rows = [{"problem": p.question, "solution": p.solution, "answer": p.answer} for p in PROBLEMS]
-    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_inputs(folder)
     return folder
 
 

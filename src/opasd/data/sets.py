@@ -116,7 +116,7 @@ def load_set(config: DataConfig, purpose: Split) -> RunSet:
         return RunSet(loaded.problems, loaded.report, config.on_bad_row, config=loaded.config)
     made = make_problems(config.source, task_split(config, purpose), config.sample, config.seed)
     report = DataReport(config.source, None, len(made), len(made))
-    return RunSet(tuple(made), report, config.on_bad_row, config=config)
+    return RunSet(made, report, config.on_bad_row, config=config)
 
 
 def digest(problems: Iterable[Problem]) -> str:

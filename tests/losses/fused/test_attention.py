@@ -14,7 +14,16 @@ from opasd.losses import fused
 from opasd.losses.attention import LayerAttention, LayerBatch, attention_loss, attention_losses
 from opasd.losses.attention_chunked import AttentionComparison
 from opasd.losses.divergence import DIVERGENCES
-from tests.losses.cases import OnGpu, gradients, make_alignment, make_batch, make_layers, relative_error, to_leaf
+from tests.losses.cases import (
+    OnGpu,
+    alignments,
+    gradients,
+    make_alignment,
+    make_batch,
+    make_layers,
+    relative_error,
+    to_leaf,
+)
 
 pytest.importorskip("triton")
 from opasd.losses.fused import attention as kernels
@@ -97,17 +106,7 @@ def check(alignment, layers, dtype, tolerance, device="cpu", **options):
 
 @st.composite
 def cases(draw):
-    alignment = make_alignment(
-        problem=draw(st.integers(1, 20)),
-        solution=draw(st.integers(0, 30)),
-        student_only=draw(st.integers(0, 3)),
-        teacher_only=draw(st.integers(0, 3)),
-        tail=draw(st.integers(0, 3)),
-        tokens=draw(st.integers(1, 20)),
-        query=draw(st.sampled_from(["predicting", "generated"])),
-        support=draw(st.sampled_from(["context", "content", "problem", "response"])),
-        first_token=draw(st.booleans()),
-    )
+    alignment = draw(alignments(20, 30))
     key_heads, group = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (1, 3), (1, 4)]))
     layers = make_layers(
         alignment,

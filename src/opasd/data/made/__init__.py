@@ -1,5 +1,6 @@
 """The tasks of this package, made by code: the data sources `lab` (counts), `lookup`, `ledger` and `arithmetic`."""
 
+import functools
 from typing import get_args
 
 from opasd.config import DataConfig
@@ -31,12 +32,13 @@ def task_split(config: DataConfig, purpose: Split) -> Split:
     raise ConfigError(f"data source {config.source} has the splits {', '.join(get_args(Split))}, got {config.split!r}")
 
 
-def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> list[Problem]:
+@functools.lru_cache(maxsize=8)  # making thousands takes seconds, and a process may ask for them again
+def make_problems(source: str, split: Split, count: int | None, seed: int = 0) -> tuple[Problem, ...]:
     """Return `count` problems of a split; the default is 4,096, and all of `arithmetic`, which has no seed."""
     number = count_problems(source, split, count)
     if source in _SEEDED:
-        return _SEEDED[source].make_problems(split, number, seed)
-    return arithmetic.make_problems(split, number)
+        return tuple(_SEEDED[source].make_problems(split, number, seed))
+    return tuple(arithmetic.make_problems(split, number))
 
 
 def count_problems(source: str, split: Split, count: int | None) -> int:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from opasd.data.made.needs import Need
-from opasd.data.made.splits import Split, check_request, split_of
+from opasd.data.made.splits import Split, seeds, split_of
 from opasd.data.problems import Problem
 
 RuleKind = Literal["minus", "plus", "cap"]
@@ -179,12 +179,8 @@ def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = No
 
     Problem i depends only on (split, seed, level, i), unless it would repeat an earlier one, which is rare.
     """
-    check_request(split, level, LEVELS)
     puzzles: dict[str, Puzzle] = {}
-    for index in range(count):
-        own_level = level or LEVELS[index % len(LEVELS)]
-        name = f"lab-{split}-{seed}-{index}-level{own_level}"
-        rng = random.Random(name)
+    for rng, own_level, name in seeds("lab", split, count, seed, level, LEVELS):
         while True:
             puzzle = _draw(rng, own_level, name)
             if puzzle is not None and puzzle.split == split and puzzle.key not in puzzles:

@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from opasd.data.made.needs import Need
-from opasd.data.made.splits import Split, check_request, split_of
+from opasd.data.made.splits import Split, seeds, split_of
 from opasd.data.problems import Problem
 
 LEVELS = (1, 2, 3, 4)
@@ -115,12 +115,8 @@ def matches(entry: Entry, puzzle: Puzzle) -> int:
 
 def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Puzzle]:
     """Return `count` problems of a split, of one level or of all in turn; problem i depends on its number alone."""
-    check_request(split, level, LEVELS)
     puzzles: list[Puzzle] = []
-    for index in range(count):
-        own_level = level or LEVELS[index % len(LEVELS)]
-        name = f"ledger-{split}-{seed}-{index}-level{own_level}"
-        rng = random.Random(name)
+    for rng, own_level, name in seeds("ledger", split, count, seed, level, LEVELS):
         while (puzzle := _draw(rng, own_level, name)).split != split:
             pass
         puzzles.append(puzzle)
@@ -129,10 +125,8 @@ def make_puzzles(split: Split, count: int, seed: int = 0, level: int | None = No
 
 def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Problem]:
     """Return the puzzles of `make_puzzles` as problems with pointers."""
-    return [
-        Problem(puzzle.question, puzzle.solution, puzzle.answer, puzzle.id, puzzle.pointers)
-        for puzzle in make_puzzles(split, count, seed, level)
-    ]
+    puzzles = make_puzzles(split, count, seed, level)
+    return [Problem(one.question, one.solution, one.answer, one.id, one.pointers) for one in puzzles]
 
 
 def _draw(rng: random.Random, level: int, name: str) -> Puzzle:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from opasd.data.made.counts import ITEMS, NAMES, answer_text
 from opasd.data.made.needs import Need
-from opasd.data.made.splits import Split, check_request, split_of
+from opasd.data.made.splits import Split, seeds, split_of
 from opasd.data.problems import Problem
 
 LEVELS = (1, 2, 3)
@@ -127,12 +127,8 @@ def make_puzzles(
     """Return `count` problems of a split, of one level or of all in turn; problem i depends on its number alone.
 
     `shapes` are the numbers of people and items to draw from."""
-    check_request(split, level, LEVELS)
     puzzles: list[Puzzle] = []
-    for index in range(count):
-        own_level = level or LEVELS[index % len(LEVELS)]
-        name = f"lookup-{split}-{seed}-{index}-level{own_level}"
-        rng = random.Random(name)
+    for rng, own_level, name in seeds("lookup", split, count, seed, level, LEVELS):
         while (puzzle := _draw(rng, own_level, name, shapes)) is None or puzzle.split != split:
             pass
         puzzles.append(puzzle)
@@ -141,10 +137,8 @@ def make_puzzles(
 
 def make_problems(split: Split, count: int, seed: int = 0, level: int | None = None) -> list[Problem]:
     """Return the puzzles of `make_puzzles` as problems with pointers."""
-    return [
-        Problem(puzzle.question, puzzle.solution, puzzle.answer, puzzle.id, puzzle.pointers)
-        for puzzle in make_puzzles(split, count, seed, level)
-    ]
+    puzzles = make_puzzles(split, count, seed, level)
+    return [Problem(one.question, one.solution, one.answer, one.id, one.pointers) for one in puzzles]
 
 
 def _draw(rng: random.Random, level: int, name: str, shapes: Sequence[tuple[int, int]]) -> Puzzle | None:
