@@ -1,7 +1,8 @@
-"""The pilot on the task lookup; `python results/tables.py lookup` prints it.
+"""The task lookup: its second round and its pilot; `python results/tables.py lookup` prints both.
 
-Accuracy is that of the rollouts in steps 21 to 40: fresh problems, temperature 1, 32 a step. Differences are paired by
-seed, which fixes the problems of every step. Intervals are 95 %, Student's t over seeds.
+Rollouts are those of steps 21 to 40: fresh problems, temperature 1, 32 a step. The second round also has 1,200
+validation problems after the last step, at temperature 0.6. Differences are paired by seed, which fixes the problems of
+every step. Intervals are 95 %, Student's t over seeds.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from records import training_runs
+from records import read_rows, training_runs
 from summaries import training_steps
 
 ARMS = {
@@ -25,22 +26,48 @@ ARMS = {
     "opasd-look-clip": ("OPASD, layers 4 and 5, per-token clip", "pointers", "opsd-clip"),
 }
 """A run's name, what it is, what its teacher sees, and the run that it is compared with."""
-T_QUANTILES = {3: 3.182, 4: 2.776}
+AGAIN = {
+    "opsd-1e-3": ("OPSD", "1e-3", "–"),
+    "opsd-2e-3": ("OPSD", "2e-3", "–"),
+    "last-0.3-1e-3": ("OPASD, last layer", "1e-3", "0.3"),
+    "look-0.3-1e-3": ("OPASD, layers 4 and 5", "1e-3", "0.3"),
+    "last-1-1e-3": ("OPASD, last layer", "1e-3", "1"),
+    "look-1-1e-3": ("OPASD, layers 4 and 5", "1e-3", "1"),
+}
+"""A run of the second round, what it is, its rate and the ratio of its gradients."""
+VALIDATION = "validation/lookup/avg@1"
+T_QUANTILES = {3: 3.182, 4: 2.776, 5: 2.571}
 """The 97.5 % quantiles of Student's t, by degrees of freedom."""
 LATE = slice(20, 40)
 
 
+Figures = dict[int, float]
+"""Per cent by seed."""
+
+
 @cache
-def accuracy(arm: str) -> dict[int, float]:
-    """Return the late rollouts' accuracy of each seed, in per cent."""
-    runs = [name for name in training_runs("lookup/pilot") if name.rpartition("-seed-")[0] == arm]
-    steps = {int(name.rpartition("-")[2]): training_steps("lookup/pilot", name)[LATE] for name in runs}
+def rollouts(arm: str, sweep: str) -> Figures:
+    """Return the late rollouts' accuracy of each seed."""
+    steps = {seed: training_steps(sweep, name)[LATE] for seed, name in _runs(arm, sweep).items()}
     return {seed: 100 * float(np.mean([row["rollout/accuracy"] for row in rows])) for seed, rows in steps.items()}
 
 
-def gains(arm: str, other: str) -> list[float]:
-    """Return the differences of two arms on the seeds that both have."""
-    first, second = accuracy(arm), accuracy(other)
+@cache
+def validated(arm: str, sweep: str) -> Figures:
+    """Return the accuracy of each seed on the validation problems after the last step."""
+    rows = {seed: read_rows(f"{sweep}/{name}/metrics.jsonl") for seed, name in _runs(arm, sweep).items()}
+    return {
+        seed: 100 * next(row[VALIDATION] for row in reversed(own) if VALIDATION in row) for seed, own in rows.items()
+    }
+
+
+def _runs(arm: str, sweep: str) -> dict[int, str]:
+    names = [name for name in training_runs(sweep) if name.rpartition("-seed-")[0] == arm]
+    return {int(name.rpartition("-")[2]): name for name in names}
+
+
+def gains(first: Figures, second: Figures) -> list[float]:
+    """Return the differences on the seeds that both have."""
     return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
 
 
@@ -50,19 +77,40 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.mean(values)), float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
+def difference(first: Figures, second: Figures) -> str:
+    """Return the mean difference with its interval."""
+    mean, low, high = over_seeds(gains(first, second))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+
+
 def rows() -> list[list[str]]:
-    """Return the table's cells."""
+    """Return the cells of the pilot's table."""
     table = []
     for arm, (label, reference, other) in ARMS.items():
-        values = list(accuracy(arm).values())
-        compared = ""
-        if other:
-            mean, low, high = over_seeds(gains(arm, other))
-            compared = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
-        table.append([label, reference, str(len(values)), f"{np.mean(values):.1f}", compared])
+        own = rollouts(arm, "lookup/pilot")
+        compared = difference(own, rollouts(other, "lookup/pilot")) if other else ""
+        table.append([label, reference, str(len(own)), f"{np.mean(list(own.values())):.1f}", compared])
+    return table
+
+
+def rows_again() -> list[list[str]]:
+    """Return the cells of the second round's table."""
+    table = []
+    for arm, words in AGAIN.items():
+        cells = []
+        for measure in (validated, rollouts):
+            own = measure(arm, "lookup/again")
+            others = [None if name == arm else measure(name, "lookup/again") for name in ("opsd-1e-3", "opsd-2e-3")]
+            cells += [
+                f"{np.mean(list(own.values())):.1f}",
+                *(difference(own, other) if other else "" for other in others),
+            ]
+        table.append([*words, *cells])
     return table
 
 
 def print_lookup() -> None:
-    for cells in rows():
-        print("| " + " | ".join(cells) + " |")
+    for table in (rows_again(), rows()):
+        for cells in table:
+            print("| " + " | ".join(cells) + " |")
+        print()

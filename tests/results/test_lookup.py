@@ -17,7 +17,7 @@ def tables():
 
 def test_the_page_has_the_figures_of_the_records(tables):
     page = (ROOT / "docs/evidence/lookup.md").read_text(encoding="utf-8")
-    for cells in tables.rows():
+    for cells in (*tables.rows(), *tables.rows_again()):
         assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page
 
 
@@ -25,3 +25,14 @@ def test_an_interval_over_seeds_is_students(tables):
     """Four values with a standard deviation of 2: the mean ± 3.182 · 2 / √4."""
     mean, low, high = tables.over_seeds([1 - 3**0.5, 1 - 3**0.5, 1 + 3**0.5, 1 + 3**0.5])
     assert (mean, low, high) == pytest.approx((1.0, 1.0 - 3.182, 1.0 + 3.182))
+
+
+def test_what_is_said_of_the_second_round(tables):
+    """The pilot's gain is there at its rate and its measure, and gone against OPSD at its own rate."""
+    at, again = tables.rollouts, "lookup/again"
+    for arm in ("look-0.3-1e-3", "last-0.3-1e-3", "look-1-1e-3", "last-1-1e-3"):
+        assert tables.over_seeds(tables.gains(at(arm, again), at("opsd-1e-3", again)))[1] > 0
+        assert tables.over_seeds(tables.gains(at(arm, again), at("opsd-2e-3", again)))[0] < 0
+        own = tables.validated(arm, again)
+        assert all(tables.over_seeds(tables.gains(own, tables.validated(other, again)))[0] < 0 for other in
+                   ("opsd-1e-3", "opsd-2e-3"))  # fmt: skip
