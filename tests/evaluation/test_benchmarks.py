@@ -13,7 +13,7 @@ from opasd.evaluation.benchmarks import DATA_DIR, Benchmark, find_benchmarks, is
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ROWS = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 4)]
-UNPINNED = ("arithmetic", "lookup", "ledger", "lab", "hmmt_nov25", "brumo25", "cmimc25", "beyondaime", "minerva", "amo")
+UNPINNED = ("arithmetic", "lookup", "ledger", "lab", "beyondaime")
 
 
 def write(path: Path, rows=ROWS) -> Path:

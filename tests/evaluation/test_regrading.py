@@ -122,6 +122,15 @@ def test_a_folder_that_is_no_evaluation_is_refused(tmp_path, capfd):
     assert "is no evaluation's folder (no settings.json)" in capfd.readouterr().err
 
 
+def test_samples_whose_problem_is_gone_are_not_left_with_an_old_verdict(path, capfd):
+    problems = (path / folders.PROBLEMS).read_text().splitlines(keepends=True)
+    (path / folders.PROBLEMS).write_text("".join(problems[1:]))
+    assert main(["regrade", str(path)]) == 2
+    assert "problems.jsonl lacks" in capfd.readouterr().err
+    resume(path)  # which writes the problems that are missing
+    assert (path / folders.PROBLEMS).read_text().count("\n") == len(problems)
+
+
 def test_reasoning_that_the_prompt_opened_stays_reasoning(path):
     """Also in lines of before the mark was kept: their verdict shows it."""
     boxed = r"perhaps \boxed{6}"

@@ -11,8 +11,9 @@ def test_samples_survive_damage(tmp_path):
     SampleFile(path).append(samples)
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 3
-    other = json.dumps(json.loads(lines[0]) | {"verdict": "maybe"}).encode() + b"\n"
-    path.write_bytes(lines[0] + b"garbage\n" + other + lines[1] + lines[0] + b"\xff\x00" + lines[2][:20])
+    damage = ({"verdict": "maybe"}, {"text": 17}, {"answer": [1]}, {"finish_reason": None}, {"ids": ["1"]}, {"cuts": 1})
+    other = b"".join(json.dumps(json.loads(lines[0]) | change).encode() + b"\n" for change in damage)
+    path.write_bytes(b"garbage\n" + other + lines[0] + lines[1] + lines[0] + b"\xff\x00" + lines[2][:20])
     file = SampleFile(path)
     assert [sample.sample for sample in file] == [0, 1]
     assert path.read_bytes() == lines[0] + lines[1]

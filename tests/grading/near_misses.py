@@ -4,6 +4,9 @@ Each pair is graded in both directions. `FIXED` were decided wrongly once; `HELD
 """
 
 FIXED: list[tuple[str, str, bool]] = [
+    (r"\angle ABC=60^\circ", r"\angle ACB=60^\circ", False),
+    (r"\epsilon_0 E^2", r"\varepsilon_0 E^2", True),
+    (r"\tan\varphi", r"\tan\phi", True),
     (r"8 \text{ mod } 11", r"8 \pmod{11}", True),
     ("f^{-1}(x)", r"\frac{1}{f(x)}", False),
     ("f(2)=3", "3", True),
@@ -145,6 +148,12 @@ FIXED: list[tuple[str, str, bool]] = [
 ]
 
 HELD: list[tuple[str, str, bool]] = [
+    (r"\angle ABC=60^\circ", r"\angle CBA=60^\circ", True),
+    (r"\angle ABC=60^\circ", r"60^\circ", True),
+    (r"\angle A=60^\circ", r"\angle A=30^\circ", False),
+    (r"\phi-\varphi", r"\varphi-\phi", False),
+    (r"\phi+2\varphi", r"2\phi+\varphi", False),
+    (r"\vartheta", r"\varphi", False),
     ("x^2-4x+9=0", "x^2+4x+9=0", False),
     (r"\log_5 125=3", r"3=\log_5 125", True),
     ("x^4+1>0", "x^2+1>0", False),

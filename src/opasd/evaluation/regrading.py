@@ -18,7 +18,7 @@ from opasd.config import ModelConfig
 from opasd.errors import ConfigError, OpasdError
 from opasd.evaluation.answers import readable
 from opasd.evaluation.comparability import GRADING
-from opasd.evaluation.folder import SETTINGS, known_problems
+from opasd.evaluation.folder import PROBLEMS, SETTINGS, known_problems
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.files import JsonLines, write_json
 from opasd.grading.outside import seconds_of
@@ -64,8 +64,13 @@ def regraded(path: Path, settings: Mapping[str, Any], samples: Iterable[Sample])
     golds = known_problems(path)
     function = settings.get("grader", "")
     jobs: dict[tuple[SampleKey, str | None], Job] = {}
-    known = [sample for sample in samples if (sample.benchmark, sample.problem) in golds]
-    for sample in known:
+    samples = list(samples)
+    if lost := {sample.problem for sample in samples if (sample.benchmark, sample.problem) not in golds}:
+        raise ConfigError(
+            f"{path / PROBLEMS} lacks {min(lost)} ({len(lost)} in all), of which there are samples; put the whole file "
+            "back, or give the evaluation's own command again, which writes what is missing"
+        )
+    for sample in samples:
         problem, about = golds[sample.benchmark, sample.problem], settings["benchmarks"].get(sample.benchmark, {})
         marks = (*map(Mark._make, (*sample.marks, *settings.get("think_marks", ()))), *KNOWN_MARKS)
         reading = Reading(tuple(dict.fromkeys(marks)), settings.get("boxes", "joined"))
@@ -77,7 +82,7 @@ def regraded(path: Path, settings: Mapping[str, Any], samples: Iterable[Sample])
     with closing(Grader(seconds=seconds_of(function), function=function)) as grader:
         graded = dict(zip(jobs, grader.grade_all(jobs.values()), strict=True))
     changes = []
-    for sample in known:
+    for sample in samples:
         cuts = {budget: cut | graded[sample.key, budget]._asdict() for budget, cut in sample.cuts.items()}
         new = replace(sample, cuts=cuts, **graded[sample.key, None]._asdict())
         if new != sample:

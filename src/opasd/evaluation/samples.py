@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from opasd.choices import FinishReason
 from opasd.files import JsonLines
@@ -120,8 +120,9 @@ def parse_line(line: bytes) -> Sample | None:
     """Return the sample in a line, or None if the line is cut, damaged or holds something else."""
     try:
         sample = Sample(**json.loads(line))
-        names = (sample.target, sample.benchmark, sample.problem)
-        whole = all(isinstance(name, str) for name in names) and isinstance(sample.sample, int)
+        texts = (sample.target, sample.benchmark, sample.problem, sample.text, sample.answer or "", sample.opened)
+        whole = all(isinstance(text, str) for text in texts) and sample.finish_reason in get_args(FinishReason)
+        whole &= all(isinstance(number, int) for number in (sample.sample, *sample.ids))
         whole &= isinstance(sample.ids, list) and all(cut.keys() >= _CUT for cut in sample.cuts.values())
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None

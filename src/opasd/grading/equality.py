@@ -15,7 +15,17 @@ from fractions import Fraction
 from string import ascii_letters
 from typing import NamedTuple
 
-from opasd.grading.names import about_parts, chain, name_of, plain_name, same_variables, without_shared_name
+from opasd.grading.arithmetic import contradicts_itself
+from opasd.grading.names import (
+    about_parts,
+    chain,
+    name_of,
+    name_other_angles,
+    plain_name,
+    same_letter_forms,
+    same_variables,
+    without_shared_name,
+)
 from opasd.grading.quantities import UNITS, Residue, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
@@ -97,7 +107,7 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     gold, answer = unboxed(gold), unboxed(answer)
     if any(len(text) > LONGEST or text.count(",") + text.count(";") > MOST_ITEMS for text in (gold, answer)):
         return gold.strip() == answer.strip()
-    gold, answer = tidy(gold), tidy(answer)
+    gold, answer = same_letter_forms(tidy(gold), tidy(answer))
     if not bare(gold) or not bare(answer):
         return False
     if bare(gold) == bare(answer):
@@ -109,6 +119,8 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     if differ_in_first_word(gold, answer):
         return False
     gold, answer = without_leads(gold, answer)
+    if contradicts_itself(answer):
+        return False
     answer = same_variables(gold, answer)
     try:
         return _same(_items(gold), _items(answer), Rules(decide, Fraction(tolerance).limit_denominator(10**9)))
@@ -260,6 +272,8 @@ def _without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     (gold, *about), (answer, *answer_about) = about_parts(gold), about_parts(answer)
     if about and answer_about and _same_value(about[0], answer_about[0], rules) is not True:
+        return False
+    if name_other_angles(gold, answer):
         return False
     gold, answer = without_shared_name(gold, same_variables(gold, answer))
     if bare(gold) == bare(answer):

@@ -29,6 +29,7 @@ _BINDERS = (
     re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*([a-zA-Z])\s*="),
 )
 _TOKEN = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
+_LETTER_FORM = re.compile(r"\\var(epsilon|theta|phi|rho|sigma)(?![a-zA-Z])")
 _OTHER_RELATION = re.compile(r"[<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv|in)(?![a-zA-Z])")
 
 
@@ -70,6 +71,12 @@ def plain_name(text: str) -> str:
     return re.sub(r"[{}\\\s]", "", bare(_VECTOR.sub("", text)))
 
 
+def name_other_angles(gold: str, answer: str) -> bool:
+    """Return whether both sides name an angle, and not the same one: ∠ABC is ∠CBA but not ∠ACB."""
+    corners = [name.removeprefix("angle") for name in map(name_of, (gold, answer)) if name and name.startswith("angle")]
+    return len(corners) == 2 and corners[0] not in (corners[1], corners[1][::-1])
+
+
 def without_shared_name(gold: str, answer: str) -> tuple[str, str]:
     """Keep what is after the last `=`, if both sides have the same name in front or one side has no `=`."""
     names = _names(gold), _names(answer)
@@ -77,6 +84,19 @@ def without_shared_name(gold: str, answer: str) -> tuple[str, str]:
     if (names[0] and sorted(names[0]) == sorted(names[1])) or (names[0] and plain[1]) or (names[1] and plain[0]):
         return chain(gold)[-1], chain(answer)[-1]
     return gold, answer
+
+
+def same_letter_forms(gold: str, answer: str) -> list[str]:
+    r"""Return both with \epsilon for \varepsilon, and so on, unless one side uses the two forms as two letters."""
+    two = {
+        letter
+        for text in (gold, answer)
+        for letter in _LETTER_FORM.findall(text)
+        if re.search(rf"\\{letter}(?![a-zA-Z])", text)
+    }
+    return [
+        _LETTER_FORM.sub(lambda form: form[0] if form[1] in two else f"\\{form[1]}", text) for text in (gold, answer)
+    ]
 
 
 def same_variables(gold: str, answer: str) -> str:
