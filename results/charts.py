@@ -27,6 +27,7 @@ from records import evaluated_models, read_document, read_rows
 from signs import attention_by_weight, solution_mass
 from summaries import SEEDS, Evaluation, load_evaluation, training_steps
 from tables_gsm8k import preference
+from tables_lookup import gains, over_seeds, validated
 
 from opasd.evaluation.statistics import Estimate, estimate, gap_estimate
 from opasd.report.charts import svg
@@ -46,12 +47,17 @@ COMPARED = {
     "GSM8K 1.5B": ("gsm8k/1.5b", "opasd-answer-seed-1", "opsd-answer-seed-1"),
     "MATH 0.5B": ("math/objectives", "opasd-seed-{}", "opsd-seed-{}"),
     "embedded": ("lab/methods", "opasd-seed-{}", "opsd-per-token-seed-{}"),
-    "lookup": ("lookup/objectives", "opasd-seed-{}", "opsd-seed-{}"),
-    "lookup, looking": ("lookup/objectives", "looking-seed-{}", "opsd-seed-{}"),
-    "ledger 0.5B": ("ledger/objectives", "opasd-seed-{}", "opsd-seed-{}"),
-    "ledger, looking": ("ledger/objectives", "looking-seed-{}", "opsd-seed-{}"),
+    "lookup": ("lookup/objectives", "opasd-last-seed-{}", "opsd-seed-{}"),
+    "lookup, looking": ("lookup/objectives", "opasd-look-seed-{}", "opsd-seed-{}"),
+    "ledger 0.5B": ("ledger/objectives", "opasd-last-seed-{}", "opsd-seed-{}"),
+    "ledger, looking": ("ledger/objectives", "opasd-look-seed-{}", "opsd-seed-{}"),
 }
 """A forest's rows: a sweep and the names of two runs, with the seed in place of {}."""
+VALIDATED = {
+    "lookup, pointers": ("last-0.3-1e-3", "opsd-2e-3"),
+    "… same rate": ("last-0.3-1e-3", "opsd-1e-3"),
+}
+"""Rows of the second round of lookup, on its validation problems; their intervals are over seeds."""
 CLIPS = {
     "pointwise": ("opsd-paper", "opasd-paper-pointwise"),
     "per token": ("opsd-paper-per-token", "opasd-paper"),
@@ -84,6 +90,10 @@ def forest() -> Figure:
     rows["… 120 steps"] += pairs_of("arithmetic/long", "opasd", "opsd")
     found = [difference(pairs) for pairs in rows.values()]
     names = [f"{label} ({len(pairs)})" for label, pairs in rows.items()]
+    for label, runs in VALIDATED.items():
+        seeds = gains(*(validated(run, "lookup/again") for run in runs))
+        found.append(Estimate(*over_seeds(seeds)))
+        names.append(f"{label} ({len(seeds)})")
     series = Series(
         "OPASD − OPSD", 0, [(own.mean, float(n)) for n, own in enumerate(found)],
         [own.low for own in found], [own.high for own in found],

@@ -71,8 +71,8 @@ def test_the_reference_with_the_largest_ratio_counts():
     assert "--attention-weight 0" in says(found, "reference")
     assert "with answer" in says(found, "reference")
     found = advise(None, looks({"solution": ("fails", 0.8), "pointers": ("fails", 1.4)}), "none")
-    assert "may have a chance with pointers" in says(found, "reference")
-    assert "--attention-weight 0 beside it" in says(found, "reference")
+    assert "--attention-weight 0" in says(found, "reference")
+    assert "with pointers" in says(found, "reference")
     assert "not clearly 2 times" in says(advise(None, looks({"solution": ("open", 2.2)}), "none"), "reference")
     numbers = next(one for one in found if one["about"] == "reference")["numbers"]
     assert numbers["solution"]["ratio"] == 0.8

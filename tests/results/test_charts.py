@@ -27,8 +27,9 @@ def test_the_figures_of_the_docs_are_those_of_the_records(figures):
 def test_a_figure_follows_its_record(figures, monkeypatch):
     """Another verdict in the records is another picture."""
     before = figures.forest()
-    shares = figures.Evaluation.gains
+    shares, seeds = figures.Evaluation.gains, figures.gains
     monkeypatch.setattr(figures.Evaluation, "gains", lambda *args: {k: v + 0.1 for k, v in shares(*args).items()})
+    monkeypatch.setattr(figures, "gains", lambda *args: [value + 10 for value in seeds(*args)])
     after = figures.forest()
     for (x, row), (moved, same) in zip(before.series[0].points, after.series[0].points, strict=True):
         assert (row, moved) == (same, pytest.approx(x + 10))

@@ -3,8 +3,8 @@
 Each sentence comes with its rule and the numbers behind it. The rules are what is known so far:
 
     train       the teacher's reading of the student's answers prefers right ones: the interval is above 0.5
-    reference   the projected target has at least twice the student's attention on what a step needs (the gate), or
-                1.2 times: 1.4 gained in a pilot, 1.0 did not, 0.8 lost (docs/evidence/lookup.md)
+    reference   the projected target has at least twice the student's attention on what a step needs (the gate); with
+                1.4 times and less nothing was gained (docs/evidence/lookup.md)
     layers      those whose attention is on what a step needs; the last layer is usually not among them
     support     template tokens say nothing about the problem; leave them out if they have a third of the loss
     clip        per token or none: the pointwise clip is no divergence and can step away from the teacher
@@ -17,8 +17,6 @@ from opasd.choices import Clip
 Advice = dict[str, Any]
 """`about`, `says` (one or two sentences), `rule` and `numbers`."""
 TEMPLATE = 1 / 3
-POINTS = 1.2
-"""Times the student's attention from which a target that fails the gate still points to what a step needs."""
 
 
 def advise(summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: Clip) -> list[Advice]:
@@ -78,12 +76,9 @@ def _reference(looks: dict[str, Any]) -> Advice:
     elif gate["verdict"] == "open":
         says = f"Attention supervision may have a chance with {best} as the reference: its target has {masses}, "
         says += f"not clearly {times:g} times as much; give more --problems."
-    elif (gate["ratio"] or 0.0) >= POINTS:
-        says = f"Attention supervision may have a chance with {best} as the reference: its target has {masses}, "
-        says += f"less than {times:g} times as much, but it points there. Run --attention-weight 0 beside it."
     else:
         says = f"Train the token loss alone (--attention-weight 0): the best target, with {best} as the reference, "
-        says += f"has {masses} on what a step needs: it points there no better than the student does."
+        says += f"has {masses} on what a step needs, less than {times:g} times as much. With 1.4 times nothing was gained."
     return _advice("reference", says, rule, **gates)
 
 
