@@ -78,7 +78,8 @@ def _reference(looks: dict[str, Any]) -> Advice:
         says += f"not clearly {times:g} times as much; give more --problems."
     else:
         says = f"Train the token loss alone (--attention-weight 0): the best target, with {best} as the reference, "
-        says += f"has {masses} on what a step needs, less than {times:g} times as much. With 1.4 times nothing was gained."
+        says += f"has {masses} on what a step needs, less than {times:g} times as much. "
+        says += "With 1.4 times nothing was gained."
     return _advice("reference", says, rule, **gates)
 
 
