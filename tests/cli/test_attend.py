@@ -56,6 +56,9 @@ def test_a_run_whose_adapter_is_cut(tmp_path, capsys):
     weights = make_adapter(folder / "final", 0) / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     assert main(["attend", str(folder)]) == 2
+    assert "final is damaged: it has no manifest.json" in capsys.readouterr().err
+    (folder / "environment.json").unlink()  # of a version without manifests
+    assert main(["attend", str(folder)]) == 2
     assert f"the adapter in {folder / 'final'} is damaged (" in capsys.readouterr().err
 
 

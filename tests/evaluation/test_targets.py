@@ -19,6 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, recipe in (("a", "lab"), ("b", "lab"), ("big", "opasd-qwen3-4b")):
         config = load_recipe(recipe).config().model_copy(update={"output_dir": "runs"})
         RunFolder.create(config, name)
+        (tmp_path / "runs" / name / "environment.json").unlink()  # whose runs write manifests
         adapter(tmp_path / "runs" / name / "final", config.model.name_or_path, name.encode())
     adapter(tmp_path / "adapters" / "loose", "Qwen/Qwen3-1.7B")
     merged = tmp_path / "merged"

@@ -58,7 +58,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused_and_not_changed(whole, tmp_
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_checkpoints_of_a_version_without_manifests_resume(whole, tmp_path):
+def test_checkpoints_of_a_version_without_manifests_resume(whole, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     shutil.rmtree(run / "checkpoint-3")
@@ -68,7 +68,21 @@ def test_checkpoints_of_a_version_without_manifests_resume(whole, tmp_path):
     environment.pop("run")
     (run / "environment.json").write_text(json.dumps(environment))
     make_trainer(run, **RUN).train(True)
+    assert "checkpoint-2 has no manifest.json, so whether its files have changed cannot be told" in _said(capsys)
     same_result(run, whole)
+
+
+def test_a_checkpoint_without_its_manifest_is_used_when_it_is_named(whole, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "checkpoint-2" / "manifest.json").unlink()
+    make_trainer(run, **RUN).train(str(run / "checkpoint-2"))
+    assert "checkpoint-2 has no manifest.json, so whether its files have changed cannot be told" in _said(capsys)
+    same_result(run, whole)
+
+
+def _said(capsys):
+    return " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("lost", ["all", "some"])

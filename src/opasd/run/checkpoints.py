@@ -13,7 +13,7 @@ from transformers import TrainerState
 
 from opasd.errors import ConfigError
 from opasd.progress import say
-from opasd.run.manifest import checkpoints, damage_of, run_id
+from opasd.run.manifest import MANIFEST, checkpoints, damage_of, run_id
 
 Way = Literal["whole", "parts", "deepspeed"]
 _WAYS = {
@@ -47,7 +47,7 @@ def check_way(path: Path, way: Way, processes: int) -> None:
 def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = None) -> int:
     """Return the checkpoint's step; refuse it if a file is cut or changed, or if none matches a `needed` pattern.
 
-    With `run_id` refuse a checkpoint of another run.
+    With `run_id` refuse a checkpoint of another run, and one without a manifest; without it, say that there is none.
     """
     if not path.is_dir():
         raise ConfigError(f"no checkpoint {path}; give the folder of one")
@@ -55,6 +55,8 @@ def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = Non
         raise ConfigError(
             f"{path} is damaged: {damage}; delete it, and --resume continues from the one before, or starts again"
         )
+    if not (path / MANIFEST).exists():
+        say(f"{path} has no {MANIFEST}, so whether its files have changed cannot be told; the run continues from it")
     return _step(path)
 
 
