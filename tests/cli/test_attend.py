@@ -3,6 +3,9 @@
 import json
 import re
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from opasd.cli import main
 from opasd.config import RunConfig
 from opasd.recipes import load_recipe
@@ -121,3 +124,13 @@ def test_mistakes(tmp_path, capsys):
     }.items():
         assert main(["attend", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_model_that_computes_nan_has_nothing_to_show(tmp_path, capsys):
+    folder = RunFolder.create(config(tmp_path), "run").path
+    file = make_adapter(folder / "final", 0) / "adapter_model.safetensors"
+    save_file({name: weight * torch.inf for name, weight in load_file(file).items()}, file)
+    (folder / "environment.json").unlink()  # of a version without manifests
+    assert main(["attend", str(folder), "--max-new-tokens", "2", "--output", str(tmp_path / "page.html")]) == 2
+    assert "error: NaN or infinity in the attention (after), so there is nothing to show" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opasd.config import AttentionLossConfig
+from opasd.errors import NonFiniteError
 from opasd.losses import projection
 from opasd.losses.attention import LayerAttention, attention_loss, attention_rows
 from opasd.losses.attention_chunked import visible
@@ -119,6 +120,10 @@ def make_record(
         with stage.entered():
             student_layers = stage.scorer([rollout], "student", query=config.query)[0].layers
         for depth, pair in enumerate(zip(student_layers, teacher_layers, strict=True)):
+            if not all(bool(part.isfinite().all()) for role in pair for part in (role.query_HTD, role.key_KSD)):
+                raise NonFiniteError(
+                    f"NaN or infinity in the attention ({stage.name}), so there is nothing to show; give whole weights"
+                )
             number = from_the_end[depth]
             each_head = zip(_each_head(pair[0]), _each_head(pair[1]), strict=True) if with_heads else ()
             both = [
