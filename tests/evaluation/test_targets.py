@@ -128,6 +128,13 @@ def test_an_adapter_of_the_embedded_model_is_known_by_its_folder_too(here):
     assert resolve(["loose-lab"])[0].model.name_or_path == "lab"
 
 
+@pytest.mark.parametrize("section", ["7", "[1]", "x", "true"])
+def test_a_configuration_whose_model_is_no_section(here, section):
+    (here / "runs" / "a" / "config.yaml").write_text(f"model: {section}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml:"):
+        resolve(["runs/a"])
+
+
 def test_fingerprints_follow_the_files(here):
     first, second = (target.describe()["fingerprint"] for target in resolve(["runs/a", "runs/b"]))
     assert first != second

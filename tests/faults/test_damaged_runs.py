@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from opasd.cli import main
@@ -13,7 +14,7 @@ from opasd.run.folder import RunFolder
 from opasd.run.manifest import checkpoints
 from opasd.run.records import Records
 from tests.faults.damage import CHECKPOINT_DAMAGE
-from tests.training import PROBLEMS, make_trainer, rows
+from tests.training import PROBLEMS, make_model, make_trainer, rows
 
 RUN = {"max_steps": 3, "save_steps": 1, "per_device_train_batch_size": 1}
 
@@ -114,6 +115,17 @@ def test_a_configuration_without_its_fields_does_not_mean_the_defaults(whole, tm
         assert main(["evaluate", str(run), "--benchmarks", "lab", "--output", str(tmp_path / "out")]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lora", [{"lora_r": 3}, {"lora_target_modules": ["q_proj"]}])
+def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, lora):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "checkpoint-3")
+    changed = LoraConfig(r=lora.get("lora_r", 4), target_modules=lora.get("lora_target_modules", ["q_proj", "k_proj"]))
+    trainer = make_trainer(run, lora=False, model=get_peft_model(make_model(), changed), **RUN)
+    with pytest.raises(ConfigError, match=r"checkpoint-2 has other weights than this run trains, such as .*: put its"):
+        trainer.train(True)
 
 
 def test_a_run_killed_after_its_first_validation_has_that_row_once(tmp_path):

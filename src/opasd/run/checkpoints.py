@@ -3,10 +3,10 @@
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
@@ -58,6 +58,18 @@ def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = Non
     if not (path / MANIFEST).exists():
         say(f"{path} has no {MANIFEST}, so whether its files have changed cannot be told; the run continues from it")
     return _step(path)
+
+
+def check_adapter(path: Path, trained: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose adapter has other names or shapes than the weights that a run trains."""
+    with safe_open(path / "adapter_model.safetensors", "pt") as file:
+        saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    own = {name: tuple(weight.shape) for name, weight in trained.items()}
+    if different := sorted(name for name in saved.keys() | own.keys() if saved.get(name) != own.get(name)):
+        raise ConfigError(
+            f"{path} has other weights than this run trains, such as {different[0]}: put its config.yaml back, or give "
+            "the model and adapter that the run began with"
+        )
 
 
 def newest_checkpoint(folder: Path, needed: Iterable[str]) -> tuple[Path, int] | None:
