@@ -22,14 +22,13 @@ test: check
 # Known vulnerabilities in the pinned packages; asks the network, and fails if a package cannot be looked up there.
 audit: $(READY)
 	$(BIN)/python -m pip install --quiet pip-audit
-	grep == constraints.txt > $(VENV)/pinned.txt
-	$(BIN)/pip-audit --strict --requirement $(VENV)/pinned.txt --no-deps --disable-pip
+	$(BIN)/python -m scripts.audit
 
 # Every fault done to real runs (kills, signals, full disks, damaged files, a soak); writes docs/reliability.md.
 test-faults: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.whole --jobs $(or $(JOBS),1)
 
-# Four processes against one, with DDP, FSDP2 and DeepSpeed's ZeRO-2, in an environment of its own.
+# Four processes against one, with DDP, FSDP2 and DeepSpeed's ZeRO-2 and ZeRO-3, in an environment of its own.
 test-scale: $(SCALE)/.ready
 	OMP_NUM_THREADS=1 $(SCALE)/bin/python -m pytest -m scale tests
 

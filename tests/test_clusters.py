@@ -50,7 +50,7 @@ def test_every_command_is_read(command, monkeypatch):
     processes = 16 if "/nodes.sh" in command else 8 if "clusters" in command else 1
     assert per_process * processes == 64  # the paper's problems of a step
     if deepspeed := config.train.extra.get("deepspeed"):
-        assert json.loads(Path(deepspeed).read_text())["zero_optimization"] == {"stage": 2}
+        assert f"zero{json.loads(Path(deepspeed).read_text())['zero_optimization']['stage']}.json" in deepspeed
 
 
 def test_every_file_has_its_row():

@@ -3,6 +3,9 @@
 import json
 import re
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from opasd.cli import main
 from opasd.config import RunConfig
 from opasd.recipes import load_recipe
@@ -55,6 +58,9 @@ def test_a_run_whose_adapter_is_cut(tmp_path, capsys):
     folder = RunFolder.create(config(tmp_path), "run").path
     weights = make_adapter(folder / "final", 0) / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
+    assert main(["attend", str(folder)]) == 2
+    assert "final is damaged: it has no manifest.json" in capsys.readouterr().err
+    (folder / "environment.json").unlink()  # of a version without manifests
     assert main(["attend", str(folder)]) == 2
     assert f"the adapter in {folder / 'final'} is damaged (" in capsys.readouterr().err
 
@@ -118,3 +124,13 @@ def test_mistakes(tmp_path, capsys):
     }.items():
         assert main(["attend", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_model_that_computes_nan_has_nothing_to_show(tmp_path, capsys):
+    folder = RunFolder.create(config(tmp_path), "run").path
+    file = make_adapter(folder / "final", 0) / "adapter_model.safetensors"
+    save_file({name: weight * torch.inf for name, weight in load_file(file).items()}, file)
+    (folder / "environment.json").unlink()  # of a version without manifests
+    assert main(["attend", str(folder), "--max-new-tokens", "2", "--output", str(tmp_path / "page.html")]) == 2
+    assert "error: NaN or infinity in the attention (after), so there is nothing to show" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()

@@ -15,6 +15,7 @@ from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
 from opasd.run.folder import RunFolder
 from opasd.run.locks import hold
+from opasd.run.manifest import write_manifest
 from tests import nursery
 from tests.commands import opasd
 from tests.evaluation.lab import make_adapter
@@ -106,7 +107,7 @@ def test_base_and_runs_at_several_budgets(here: Path, capfd: pytest.CaptureFixtu
     config = load_recipe("lab").config().model_copy(update={"output_dir": "runs"})
     for seed, name in enumerate(("a", "b")):
         RunFolder.create(config, name)
-        make_adapter(here / "runs" / name / "final", seed)
+        write_manifest(make_adapter(here / "runs" / name / "final", seed), None)
     args = ["base", "runs/a", "runs/b", "--problems", "4", "--samples", "2", "--budgets", "16,40"]
     assert evaluate(*args) == 0
     text = capfd.readouterr().out
@@ -306,7 +307,7 @@ def test_benchmarks_may_be_given_one_by_one(here: Path) -> None:
 def test_differences_are_against_the_first_given_whatever_the_folder_has_had(here: Path) -> None:
     config = load_recipe("lab").config().model_copy(update={"output_dir": "runs"})
     RunFolder.create(config, "a")
-    make_adapter(here / "runs" / "a" / "final", 0)
+    write_manifest(make_adapter(here / "runs" / "a" / "final", 0), None)
     few = ["--problems", "1", "--samples", "1", "--max-new-tokens", "2", "--output", "e"]
     for targets, first in ((["lab"], "lab"), (["runs/a", "lab"], "a"), (["lab"], "lab")):
         assert evaluate(*targets, *few) == 0

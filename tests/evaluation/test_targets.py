@@ -19,6 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, recipe in (("a", "lab"), ("b", "lab"), ("big", "opasd-qwen3-4b")):
         config = load_recipe(recipe).config().model_copy(update={"output_dir": "runs"})
         RunFolder.create(config, name)
+        (tmp_path / "runs" / name / "environment.json").unlink()  # whose runs write manifests
         adapter(tmp_path / "runs" / name / "final", config.model.name_or_path, name.encode())
     adapter(tmp_path / "adapters" / "loose", "Qwen/Qwen3-1.7B")
     merged = tmp_path / "merged"
@@ -125,6 +126,13 @@ def test_a_fully_trained_run_is_a_model(here):
 def test_an_adapter_of_the_embedded_model_is_known_by_its_folder_too(here):
     adapter(here / "loose-lab", "/somewhere/site-packages/opasd/lab/model")
     assert resolve(["loose-lab"])[0].model.name_or_path == "lab"
+
+
+@pytest.mark.parametrize("section", ["7", "[1]", "x", "true"])
+def test_a_configuration_whose_model_is_no_section(here, section):
+    (here / "runs" / "a" / "config.yaml").write_text(f"model: {section}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml:"):
+        resolve(["runs/a"])
 
 
 def test_fingerprints_follow_the_files(here):

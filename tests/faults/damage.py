@@ -43,6 +43,11 @@ def of_another_run(path: Path) -> None:
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"run": "0123456789abcdef"}))
 
 
+def altered_without_manifest(path: Path) -> None:
+    (path.parent / "manifest.json").unlink()
+    flipped(path)
+
+
 def of_another_step(path: Path) -> None:
     checkpoint = path.parent
     earlier = checkpoint.parent / "checkpoint-1"
@@ -62,6 +67,8 @@ CHECKPOINT_DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "random state flipped": ("rng_state.pth", flipped),
     "state cut": ("trainer_state.json", cut),
     "manifest cut": ("manifest.json", cut),
+    "manifest missing": ("manifest.json", Path.unlink),
+    "manifest missing and the adapter altered": ("adapter_model.safetensors", altered_without_manifest),
     "checkpoint of another run": ("manifest.json", of_another_run),
     "checkpoint of another step": ("trainer_state.json", of_another_step),
 }

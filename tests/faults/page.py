@@ -40,7 +40,9 @@ GUARANTEES = """
 
 - **Checkpoints and `final` are whole.** Each is written in a hidden folder, with `manifest.json` (sizes and SHA-256
   digests) as its last file, synced to the disk, and renamed. A digest costs about a second for each gigabyte and
-  core, when it is written and when a run resumes. Folders of older versions have no manifest and stay usable.
+  core, when it is written and when a run resumes. Runs of older versions have no manifests and stay
+  usable; resuming says so. In a run of this version a checkpoint without one is damaged, unless it is given by its
+  own path in Python (`resume_from_checkpoint`).
 - **The newest whole checkpoint is used.** A damaged one is named, passed over and set aside (`aside-checkpoint-N`).
   If none is whole, the run is refused and nothing is changed. `evaluate`, `merge` and `attend` choose in the same way
   between `final` and the checkpoints.

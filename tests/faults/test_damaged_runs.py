@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from opasd.cli import main
@@ -13,7 +14,7 @@ from opasd.run.folder import RunFolder
 from opasd.run.manifest import checkpoints
 from opasd.run.records import Records
 from tests.faults.damage import CHECKPOINT_DAMAGE
-from tests.training import PROBLEMS, make_trainer, rows
+from tests.training import PROBLEMS, make_model, make_trainer, rows
 
 RUN = {"max_steps": 3, "save_steps": 1, "per_device_train_batch_size": 1}
 
@@ -58,7 +59,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused_and_not_changed(whole, tmp_
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_checkpoints_of_a_version_without_manifests_resume(whole, tmp_path):
+def test_checkpoints_of_a_version_without_manifests_resume(whole, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     shutil.rmtree(run / "checkpoint-3")
@@ -68,7 +69,21 @@ def test_checkpoints_of_a_version_without_manifests_resume(whole, tmp_path):
     environment.pop("run")
     (run / "environment.json").write_text(json.dumps(environment))
     make_trainer(run, **RUN).train(True)
+    assert "checkpoint-2 has no manifest.json, so whether its files have changed cannot be told" in _said(capsys)
     same_result(run, whole)
+
+
+def test_a_checkpoint_without_its_manifest_is_used_when_it_is_named(whole, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "checkpoint-2" / "manifest.json").unlink()
+    make_trainer(run, **RUN).train(str(run / "checkpoint-2"))
+    assert "checkpoint-2 has no manifest.json, so whether its files have changed cannot be told" in _said(capsys)
+    same_result(run, whole)
+
+
+def _said(capsys):
+    return " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("lost", ["all", "some"])
@@ -100,6 +115,17 @@ def test_a_configuration_without_its_fields_does_not_mean_the_defaults(whole, tm
         assert main(["evaluate", str(run), "--benchmarks", "lab", "--output", str(tmp_path / "out")]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lora", [{"lora_r": 3}, {"lora_target_modules": ["q_proj"]}])
+def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, lora):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "checkpoint-3")
+    changed = LoraConfig(r=lora.get("lora_r", 4), target_modules=lora.get("lora_target_modules", ["q_proj", "k_proj"]))
+    trainer = make_trainer(run, lora=False, model=get_peft_model(make_model(), changed), **RUN)
+    with pytest.raises(ConfigError, match=r"checkpoint-2 has other weights than this run trains, such as .*: put its"):
+        trainer.train(True)
 
 
 def test_a_run_killed_after_its_first_validation_has_that_row_once(tmp_path):

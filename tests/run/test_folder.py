@@ -120,7 +120,7 @@ def test_a_damaged_folder_is_a_clear_error(tmp_path: Path, damage: str | None) -
 
 
 @pytest.mark.parametrize(
-    "name", ["", " ", "..", ".", "../x", "/x", "a/b", "a\0b", "a\nb", "x" * 201, ".hidden", "a\\b"]
+    "name", ["", " ", "\ud800", "..", ".", "../x", "/x", "a/b", "a\0b", "a\nb", "x" * 201, ".hidden", "a\\b"]
 )
 def test_names_that_are_no_folder_inside_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="name: got"):

@@ -39,9 +39,8 @@ def test_any_change_of_any_file_is_found(folder, data):
     try:
         file.unlink() if kind == "remove" else file.write_bytes(changed)
         fault = damage_of(folder, "a")
-        if file.name == MANIFEST:  # without one, a folder is of an older version; white space in it may change
-            same = kind == "remove" or _meaning(bytes(changed)) == _meaning(whole)
-            assert same or fault, fault
+        if file.name == MANIFEST and kind != "remove":  # white space in it may change
+            assert fault or _meaning(bytes(changed)) == _meaning(whole)
         else:
             assert fault is not None
             assert file.name in fault
@@ -78,6 +77,22 @@ def test_the_newest_whole_result_is_taken_and_the_others_are_named(folder, tmp_p
     assert not is_finished(tmp_path)
     (tmp_path / "checkpoint-3" / "weights").unlink()
     with pytest.raises(ConfigError, match=r"checkpoint-3 is damaged: it has no weights; continue the run"):
+        newest_result(tmp_path)
+
+
+def test_a_result_that_lost_its_manifest_is_damaged(folder, tmp_path, capsys):
+    """A run whose environment names it writes manifests, so a folder without one is not as it was written."""
+    for name in ("checkpoint-3", "final"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "final" / "README.md").touch()
+    (tmp_path / "environment.json").write_text('{"run": "a"}')
+    assert is_finished(tmp_path)
+    (tmp_path / "final" / MANIFEST).unlink()
+    assert not is_finished(tmp_path)
+    assert newest_result(tmp_path) == tmp_path / "checkpoint-3"
+    assert f"final is damaged: it has no {MANIFEST}, which is written last; checkpoint-3" in capsys.readouterr().err
+    (tmp_path / "checkpoint-3" / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="checkpoint-3 is damaged: it has no manifest.json"):
         newest_result(tmp_path)
 
 

@@ -12,6 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import BitsAndBytesConfig as FourBitConfig
+from transformers.integrations import deepspeed
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -67,7 +68,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             raise ConfigError("model.adaptation: qlora needs bitsandbytes; pip install bitsandbytes")
         four_bit = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         options["quantization_config"] = FourBitConfig(**four_bit, bnb_4bit_compute_dtype=torch.bfloat16)
-    with loading_errors("model", config):
+    with loading_errors("model", config), _undivided():
         loaded: Any = AutoModelForCausalLM.from_pretrained(model_source(config), output_loading_info=True, **options)
     model, info = loaded
     if config.adaptation != "qlora" and (missing := sorted(info["missing_keys"])):
@@ -76,6 +77,19 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             "weights would take their place; give a folder with all of the model's weights"
         )
     return model
+
+
+@contextmanager
+def _undivided() -> Iterator[None]:
+    """Within the block, a model is loaded whole; else ZeRO-3 would divide it before it can be read and adapted."""
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    settings = None if reference is None else reference()
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if settings is not None:
+            deepspeed.set_hf_deepspeed_config(settings)
 
 
 def adapt(model: PreTrainedModel, config: ModelConfig, *, checkpointing: bool) -> PreTrainedModel | PeftModel:

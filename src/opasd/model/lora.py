@@ -18,6 +18,8 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from opasd.model.sharding import in_zero3
+
 
 def speed_up(model: nn.Module) -> "list[FusedLinear]":
     """Let a model's plain LoRA layers run as above if they can; return them."""
@@ -53,6 +55,7 @@ class FusedLinear(Linear):
         return (
             isinstance(self.lora_dropout[name], nn.Identity)
             and self.lora_B[name].bias is None
+            and not in_zero3(base.weight)  # which the layers' own forwards gather
             and not base.weight.requires_grad
             and not (base.bias is not None and base.bias.requires_grad)
         )

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from opasd.config import TeacherConfig
 from opasd.errors import ConfigError
 from opasd.model.rules import RULES
-from opasd.model.sharding import local, shards, whole
+from opasd.model.sharding import divided, in_zero3, joined, local, part, shards, whole
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class Teacher:
         kept = _on_host if config.offload else torch.clone
         self._copies: dict[str, Tensor] = {name: kept(parameter.detach()) for name, parameter in copied.items()}
         """The teacher's own values, by the names of the student's parameters; sharded as these are, or on the host."""
+        self._parts: set[str] = set()
+        """The copies that are this process's part of a weight, as ZeRO-3 has divided it."""
         if config.offload and not copied:
             _log.warning("teacher.offload: this teacher has no weights of its own, so nothing is offloaded")
         if config.update == "ema" or config.update in RULES:  # an average in bfloat16 would lose its small changes
@@ -63,8 +65,8 @@ class Teacher:
     def judging(self) -> Iterator[None]:
         """Within the block, the model computes as the teacher: without gradients and without dropout."""
         switched_off = _attribute(self._adapters, "_disable_adapters", True)
-        # Under inference mode FSDP would make weights that cannot be trained afterwards.
-        without_gradients = torch.no_grad() if shards(self.model) else torch.inference_mode()
+        # Under inference mode FSDP and ZeRO-3 would make weights that cannot be trained afterwards.
+        without_gradients = torch.no_grad() if divided(self.model) else torch.inference_mode()
         with without_gradients, switched_off, _attribute(self._modules, "training", False):
             student = self._exchange(self._copies)
             try:
@@ -76,7 +78,7 @@ class Teacher:
         """Give the parameters these values, and return those that they had."""
         before: dict[str, Tensor] = {}
         for name, parameter in self._parameters().items():
-            if isinstance(parameter, DTensor):  # FSDP gathers the weights from this memory
+            if isinstance(parameter, DTensor) or in_zero3(parameter):  # the weights are gathered from this memory
                 before[name] = local(parameter).clone()
                 local(parameter).copy_(local(values[name]))
             elif self.config.offload:  # in the same memory: the other role's values wait on the host
@@ -94,23 +96,34 @@ class Teacher:
             module.reshard()  # what a forward has gathered holds the other role's values
         parameters = {name: p for name, p in self.model.named_parameters() if name in self._copies}
         for name, parameter in parameters.items():
-            if isinstance(parameter, DTensor) and not isinstance(copy := self._copies[name], DTensor):
+            copy = self._copies[name]
+            if isinstance(parameter, DTensor) and not isinstance(copy, DTensor):
                 self._copies[name] = distribute_tensor(copy.to(parameter.device), *_placement(parameter))
+            elif in_zero3(parameter):
+                if name not in self._parts:
+                    self._copies[name] = part(copy, parameter)
+                    self._parts.add(name)
+                if parameter.numel():
+                    parameter.partition()  # pyright: ignore (small weights stay whole after a forward)
         return parameters
+
+    def _own(self) -> dict[str, Tensor]:
+        """Return the student's values in the form of the copies."""
+        return {name: local(p) if name in self._parts else p for name, p in self._parameters().items()}
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Follow the student after optimizer step `step`, if this teacher moves."""
         if self.config.update == "ema":
-            for name, parameter in self._parameters().items():
+            for name, parameter in self._own().items():
                 copy = self._copies[name]
                 moved = copy.to(parameter.device)  # the copy itself, unless that is on the host
                 copy.copy_(moved.lerp_(parameter.to(copy.dtype), 1 - self.config.ema_decay))
         elif self.config.update == "snapshot" and step % self.config.snapshot_every == 0:
-            for name, parameter in self._parameters().items():
+            for name, parameter in self._own().items():
                 self._copies[name].copy_(parameter)
         elif rule := RULES.get(self.config.update):
-            parameters = {name: parameter.detach() for name, parameter in self._parameters().items()}
+            parameters = {name: parameter.detach() for name, parameter in self._own().items()}
             moved = {name: copy.to(parameters[name].device) for name, copy in self._copies.items()}
             rule(moved, parameters, step)
             for name, copy in self._copies.items():
@@ -118,7 +131,11 @@ class Teacher:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the copies, which a checkpoint must hold, whole; all processes must call this."""
-        return {name: whole(copy).cpu() for name, copy in self._copies.items()}
+        weights = self._parameters()
+        return {
+            name: (joined(copy, weights[name]) if name in self._parts else whole(copy)).cpu()
+            for name, copy in self._copies.items()
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue with a checkpoint's copies."""

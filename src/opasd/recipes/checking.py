@@ -42,7 +42,7 @@ def without_trust(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def checked(section: type[AnySection], values: Mapping[str, Any], where: str, prefix: str = "") -> AnySection:
     """Return the section with these values; the message for wrong ones has `prefix` before each key."""
     try:
-        return section.model_validate(dict(values))
+        return section.model_validate(dict(values) if isinstance(values, Mapping) else values)
     except ValidationError as error:
         lines = explain(error, section)
         raise ConfigError(f"{where}:\n" + "\n".join(f"  {prefix}{line}" for line in lines)) from None

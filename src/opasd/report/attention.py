@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opasd.config import AttentionLossConfig
+from opasd.errors import NonFiniteError
 from opasd.losses import projection
 from opasd.losses.attention import LayerAttention, attention_loss, attention_rows
 from opasd.losses.attention_chunked import visible
@@ -90,6 +91,13 @@ def layer_rows(
     return LayerRows(teacher_TS, projected_TJ, student_TJ, readings.divergence_T.cpu(), readings.solution_mass_T.cpu())
 
 
+def _check_finite(layers: Sequence[LayerAttention], stage: Stage) -> None:
+    if not all(bool(part.isfinite().all()) for role in layers for part in (role.query_HTD, role.key_KSD)):
+        raise NonFiniteError(
+            f"NaN or infinity in the attention ({stage.name}), so there is nothing to show; give whole weights"
+        )
+
+
 @torch.no_grad()
 def make_record(
     rollout: Rollout,
@@ -118,8 +126,8 @@ def make_record(
     for stage in stages:
         with stage.entered():
             student_layers = stage.scorer([rollout], "student", query=config.query)[0].layers
-        for depth, pair in enumerate(zip(student_layers, teacher_layers, strict=True)):
-            number = from_the_end[depth]
+        for number, pair in zip(from_the_end, zip(student_layers, teacher_layers, strict=True), strict=True):
+            _check_finite(pair, stage)
             each_head = zip(_each_head(pair[0]), _each_head(pair[1]), strict=True) if with_heads else ()
             both = [
                 _packed_rows(layer_rows(student, taught, alignment, config), rollout, alignment, seen)

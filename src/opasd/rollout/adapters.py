@@ -19,11 +19,11 @@ from typing import IO
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from opasd.errors import ConfigError, EngineError
 from opasd.files import let_read, staged_folder
-from opasd.model.sharding import whole
+from opasd.model.sharding import held, whole
 
 PREFIX = "opasd-adapters-"
 MEMORY = Path("/dev/shm")
@@ -59,9 +59,9 @@ class AdapterExport:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the adapter's current weights, whole; processes that share them must call this together."""
-        check_whole(self.model)
-        state = get_peft_model_state_dict(self.model, adapter_name=self._name, save_embedding_layers=False)
-        return {name: whole(tensor.detach()).contiguous().cpu() for name, tensor in state.items()}
+        with held(p for p in self.model.parameters() if p.requires_grad):
+            state = get_peft_model_state_dict(self.model, adapter_name=self._name, save_embedding_layers=False)
+            return {name: whole(t.detach()).contiguous().to("cpu", copy=True) for name, t in state.items()}
 
     def write(self, weights: dict[str, Tensor] | None = None) -> Path:
         """Write the adapter with its current weights, or with these, and return its folder."""
@@ -97,16 +97,6 @@ def check_folder(path: Path) -> int:
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ConfigError(f"{path}/adapter_config.json cannot be read: {error}") from error
     return _check_config(config, str(path))
-
-
-def check_whole(model: nn.Module) -> None:
-    """Refuse trained weights that DeepSpeed has spread over processes."""
-    for parameter in model.parameters():
-        if parameter.requires_grad and hasattr(parameter, "ds_id"):
-            raise ConfigError(
-                "the trained weights are spread by ZeRO-3 and cannot be handed to vLLM; use FSDP2, or data-parallel "
-                "processes with whole weights"
-            )
 
 
 def _check_config(config: PeftConfig, owner: str) -> int:

@@ -3,17 +3,17 @@
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
 from opasd.errors import ConfigError
 from opasd.progress import say
-from opasd.run.manifest import checkpoints, damage_of, run_id
+from opasd.run.manifest import MANIFEST, checkpoints, damage_of, run_id
 
 Way = Literal["whole", "parts", "deepspeed"]
 _WAYS = {
@@ -47,7 +47,7 @@ def check_way(path: Path, way: Way, processes: int) -> None:
 def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = None) -> int:
     """Return the checkpoint's step; refuse it if a file is cut or changed, or if none matches a `needed` pattern.
 
-    With `run_id` refuse a checkpoint of another run.
+    With `run_id` refuse a checkpoint of another run, and one without a manifest; without it, say that there is none.
     """
     if not path.is_dir():
         raise ConfigError(f"no checkpoint {path}; give the folder of one")
@@ -55,7 +55,21 @@ def check_checkpoint(path: Path, needed: Iterable[str], run_id: str | None = Non
         raise ConfigError(
             f"{path} is damaged: {damage}; delete it, and --resume continues from the one before, or starts again"
         )
+    if not (path / MANIFEST).exists():
+        say(f"{path} has no {MANIFEST}, so whether its files have changed cannot be told; the run continues from it")
     return _step(path)
+
+
+def check_adapter(path: Path, trained: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose adapter has other names or shapes than the weights that a run trains."""
+    with safe_open(path / "adapter_model.safetensors", "pt") as file:
+        saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    own = {name: tuple(weight.shape) for name, weight in trained.items()}
+    if different := sorted(name for name in saved.keys() | own.keys() if saved.get(name) != own.get(name)):
+        raise ConfigError(
+            f"{path} has other weights than this run trains, such as {different[0]}: put its config.yaml back, or give "
+            "the model and adapter that the run began with"
+        )
 
 
 def newest_checkpoint(folder: Path, needed: Iterable[str]) -> tuple[Path, int] | None:

@@ -189,7 +189,7 @@ def run_name(recipe: str, now: time.struct_time | None = None) -> str:
 
 def check_name(name: str) -> None:
     """Refuse a name that is not a single, visible folder inside output_dir."""
-    bad = not name.strip() or name.startswith(".") or len(name.encode(errors="surrogateescape")) > MAX_NAME
+    bad = not name.strip() or name.startswith(".") or len(name.encode(errors="surrogatepass")) > MAX_NAME
     if bad or any(character in "/\\" or not character.isprintable() for character in name):
         raise ConfigError(
             f"name: got {name[:60]!r}; give one folder's name of at most {MAX_NAME} bytes, without slashes, control "

@@ -1,7 +1,7 @@
 """Whether a folder that a run wrote is whole: a manifest with the size and the digest of every file, written last.
 
     write_manifest(folder, run_id)      # after the last file; everything is on the disk when it returns
-    damage_of(folder)                   # "optimizer.pt has changed", or None if the folder is whole or has no manifest
+    damage_of(folder, run_id)           # "optimizer.pt has changed since it was written", or None if all is as it was
     newest_result(run)                  # `final`, or the newest checkpoint, that is whole
 
 A digest costs about a second for each gigabyte and core; several files are read at once. Imports no torch.
@@ -52,12 +52,13 @@ def write_manifest(folder: Path, run_id: str | None) -> None:
 
 
 def damage_of(folder: Path, run_id: str | None = None, *, digests: bool = True) -> str | None:
-    """Return how the folder differs from its manifest, None if it does not or if it has none.
+    """Return how the folder differs from its manifest, None if it does not.
 
-    With `run_id` the manifest must be of that run. Without `digests` only the sizes are compared.
+    With `run_id` there must be a manifest, and of that run: versions that name their runs write one. Without `digests`
+    only the sizes are compared.
     """
     if not (folder / MANIFEST).exists():
-        return None
+        return f"it has no {MANIFEST}, which is written last" if run_id else None
     manifest = read_object(folder / MANIFEST)
     entries = manifest.get("files")
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
@@ -91,7 +92,7 @@ def newest_result(run: Path) -> Path | None:
     found = [*([final] if final.is_dir() else []), *reversed(checkpoints(run))]
     faults: list[str] = []
     for path in found:
-        fault = damage_of(path)
+        fault = damage_of(path, run_id(run))
         if path == final and fault is None and len(found) > 1 and not _ended(final):
             fault = f"it has neither {MANIFEST} nor {CARD}, which are written last"
         if fault is None:
@@ -106,7 +107,7 @@ def newest_result(run: Path) -> Path | None:
 
 def is_finished(run: Path) -> bool:
     """Return whether the run's result is there; files of other sizes than written do not count."""
-    return (run / FINAL / CARD).is_file() and damage_of(run / FINAL, digests=False) is None
+    return (run / FINAL / CARD).is_file() and damage_of(run / FINAL, run_id(run), digests=False) is None
 
 
 def run_id(run: Path) -> str | None:

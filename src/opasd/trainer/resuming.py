@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerState
@@ -19,7 +19,7 @@ from opasd.errors import ConfigError, OpasdError, Stopped
 from opasd.files import full_disk_errors, replace_folder, sync
 from opasd.model.teacher import Teacher
 from opasd.progress import say
-from opasd.run.checkpoints import Way, check_checkpoint, check_way, newest_checkpoint, set_aside
+from opasd.run.checkpoints import Way, check_adapter, check_checkpoint, check_way, newest_checkpoint, set_aside
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
@@ -135,6 +135,8 @@ class ResumableTrainer(ShardedTrainer):
                     found[:2] = checkpoint, check_checkpoint(checkpoint, needed)
                 else:
                     found[:2] = newest_checkpoint(self.folder, needed) or (None, None)
+                if found[0] is not None and self._way == "whole" and isinstance(self.student, PeftModel):
+                    check_adapter(found[0], get_peft_model_state_dict(self.student))
             except OpasdError as error:
                 found[2] = error
         path, step, error = broadcast_object_list(found)

@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from opasd.files import read_object
-from opasd.model.sharding import gathered, shards
+from opasd.model.sharding import divided, gathered
 from opasd.prompts.contexts import PromptPair
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
@@ -141,7 +141,7 @@ class RolloutTrainer(ResumableTrainer):
         if not batches or step >= self.state.max_steps or self.config.rollout.source == "solution":
             return
         samples = self._samples(self.own_pairs(batches[0]["pairs"], step))
-        often = not shards(self.student)  # to gather all weights for it takes time
+        often = not divided(self.student)  # to gather all weights for it takes time
         measured = self.drift.config.rollouts if often and self.drift.config.every else self.drift.measured(step)
         self.engine.begin(*self._requests(step, samples), measured=measured)
         self._begun = step, samples
@@ -166,8 +166,8 @@ class RolloutTrainer(ResumableTrainer):
 
     def _whole_student(self, *, needed: bool) -> AbstractContextManager[None]:
         """Hold the student's weights whole in a block in which processes compute with it on their own."""
-        assert isinstance(self.student, nn.Module)
-        return gathered(self.student) if needed else nullcontext()
+        assert isinstance(self.model_wrapped, nn.Module)
+        return gathered(self.model_wrapped) if needed else nullcontext()
 
     def own_pairs(self, pairs: list[PromptPair], step: int) -> list[PromptPair]:
         """Return this process's problems of a step, each once in an epoch if accelerate deals batches in turn."""

@@ -24,11 +24,13 @@ from opasd.errors import ConfigError, OpasdError
 from opasd.losses import fused
 from opasd.model.checks import context, same_positions_up_to
 from opasd.model.loading import load_model, load_tokenizer
+from opasd.model.sharding import in_zero3
 from opasd.model.unwrap import unwrap
 from opasd.progress import with_progress
 from opasd.prompts.contexts import PromptPairs, PromptReport
 from opasd.prompts.pairs import PromptBuilder
 from opasd.together import from_all, from_first, processes, rank
+from opasd.trainer import zero
 from opasd.trainer.accounts import Account, askable
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,11 @@ def prepare_model(
             "OPASDTrainer needs the model's tokenizer as processing_class; give it, or give the model by its name"
         )
     check_family(model)
+    if any(map(in_zero3, model.parameters())):
+        raise ConfigError(
+            "ZeRO-3 has divided the model while it was loaded, and the teacher's copies and prompts are made before "
+            "that; load the model before TrainingArguments, or give its name"
+        )
     if peft_config is not None and isinstance(model, PeftModel):
         raise ConfigError("the model has an adapter already; leave peft_config out, or merge it (merge_and_unload)")
     if peft_config is not None:
@@ -236,12 +243,7 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
     # One batch of Trainer is one optimizer step: `training_step` divides it into micro-batches itself.
     args.per_device_train_batch_size *= args.gradient_accumulation_steps
     args.gradient_accumulation_steps = 1
-    if args.deepspeed_plugin is not None:  # it was told the batch before
-        args.deepspeed_plugin.deepspeed_config |= {
-            "train_micro_batch_size_per_gpu": args.per_device_train_batch_size,
-            "gradient_accumulation_steps": 1,
-            "train_batch_size": args.per_device_train_batch_size * args.world_size,
-        }
+    zero.settle(args)
     args.remove_unused_columns = False
     args.logging_strategy, args.logging_steps, args.logging_first_step = IntervalStrategy.STEPS, 1, False
     args.disable_tqdm = True
@@ -265,11 +267,6 @@ def check_arguments(args: TrainingArguments) -> None:
     if args.fsdp and args.distributed_state is not None and args.distributed_state.distributed_type == "MULTI_CPU":
         raise ConfigError(f"fsdp: weights are spread over GPUs, and this run is on {args.device.type}; leave fsdp out")
     _check_whole_sequences(args.parallelism_config)
-    if getattr(args.deepspeed_plugin, "zero_stage", 0) == 3:
-        raise ConfigError(
-            "deepspeed: ZeRO-3 gathers weights where processes sample on their own, and would wait for ever; use "
-            "FSDP2, which spreads the weights as well, or ZeRO-2"
-        )
 
 
 def _check_whole_sequences(parallelism: object) -> None:
@@ -289,7 +286,8 @@ def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offl
     _check_whole_sequences(getattr(trainer.accelerator, "parallelism_config", None))  # a launcher may have set it
     base = getattr(trainer, "student", None)
     base = unwrap(base) if isinstance(base, nn.Module) else base
-    if plugin is not None and getattr(base, "is_quantized", False):
+    quantized = bool(getattr(base, "is_quantized", False))
+    if plugin is not None and quantized:
         raise ConfigError(
             "fsdp: the base is quantized, and its packed weights are not divided here; leave fsdp out, and each GPU "
             "holds them whole"
@@ -299,17 +297,7 @@ def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offl
             "teacher.offload: FSDP2 divides the teacher's weights over the processes as it does the student's; leave "
             "it out"
         )
-    if trainer.args.deepspeed and not trainer.is_deepspeed_enabled:
-        raise ConfigError(
-            f"deepspeed: it works on GPUs with several processes, and this run is on {trainer.args.device.type}; leave "
-            "deepspeed out"
-        )
-    if not trainer.is_deepspeed_enabled:
-        return
-    if on_non_finite == "skip":
-        raise ConfigError(
-            "on_non_finite: skip, but DeepSpeed has made the step before its gradients can be looked at; use stop"
-        )
+    zero.check(trainer, on_non_finite, quantized=quantized, offload=offload)
 
 
 def freeze_untied_head(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.device import short_of_memory
-from opasd.model.sharding import shards
+from opasd.model.sharding import divided
 from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.stops import stop_ids
@@ -133,7 +133,7 @@ class TransformersEngine(RolloutEngine):
             return "it is wrapped, or has an encoder"
         if isinstance(self.model, PeftModel) and self.model.active_peft_config.is_prompt_learning:
             return "its adapter is a prompt"
-        if shards(self.model) or any(parameter.device != device for parameter in base.parameters()):
+        if divided(self.model) or any(parameter.device != device for parameter in base.parameters()):
             return "it is spread over several devices"
         if torch.is_autocast_enabled(device.type):
             return "autocast is on"

@@ -28,7 +28,7 @@ from opasd.config import ModelConfig, RolloutConfig
 from opasd.errors import ConfigError
 from opasd.model.sharding import whole
 from opasd.model.unwrap import unwrap
-from opasd.rollout.adapters import AdapterExport, check_folder, check_whole
+from opasd.rollout.adapters import AdapterExport, check_folder
 from opasd.rollout.engine import AdapterEngine, Completion, RolloutEngine
 from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
 from opasd.together import processes, rank
@@ -149,10 +149,9 @@ class VLLMEngine(ServingEngine):
             if old is not None:
                 self.student.forget(Path(old.lora_path))
         elif self.weights is not None:
-            check_whole(self.weights)
             self._wake()
             # One weight at a time: a sharded model is never whole on a GPU.
-            weights = ((name, whole(parameter.detach())) for name, parameter in self.weights.named_parameters())
+            weights = ((name, whole(parameter).detach()) for name, parameter in self.weights.named_parameters())
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             if not self._on_gpu:
                 self._llm.apply_model(_pack_heads)

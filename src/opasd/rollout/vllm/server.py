@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.errors import ConfigError, EngineError
-from opasd.model.sharding import shards
+from opasd.model.sharding import divided
 from opasd.rollout.adapters import AdapterExport, check_folder
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.vllm.dispatch import Batch, Server
@@ -131,7 +131,7 @@ class ServerEngine(ServingEngine):
     def hand_over(self) -> None:
         if self.student is None:
             return
-        weights = self.student.weights() if shards(self.student.model) else None  # all processes gather them
+        weights = self.student.weights() if divided(self.student.model) else None  # all processes gather them
         path = from_first(partial(self.student.write, weights))
         if processes() > 1:
             dist.barrier()  # nobody still samples with the version before
