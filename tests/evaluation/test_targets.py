@@ -131,7 +131,7 @@ def test_an_adapter_of_the_embedded_model_is_known_by_its_folder_too(here):
 @pytest.mark.parametrize("section", ["7", "[1]", "x", "true"])
 def test_a_configuration_whose_model_is_no_section(here, section):
     (here / "runs" / "a" / "config.yaml").write_text(f"model: {section}\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml:"):
+    with pytest.raises(ConfigError, match=r"config\.yaml:\n  model: got .*; this is a section"):
         resolve(["runs/a"])
 
 

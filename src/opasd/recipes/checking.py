@@ -39,13 +39,16 @@ def without_trust(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "model": {**model, "trust_remote_code": False}} if isinstance(model, dict) else values
 
 
+_WHOLE = "the configuration"
+
+
 def checked(section: type[AnySection], values: Mapping[str, Any], where: str, prefix: str = "") -> AnySection:
     """Return the section with these values; the message for wrong ones has `prefix` before each key."""
     try:
         return section.model_validate(dict(values) if isinstance(values, Mapping) else values)
     except ValidationError as error:
-        lines = explain(error, section)
-        raise ConfigError(f"{where}:\n" + "\n".join(f"  {prefix}{line}" for line in lines)) from None
+        lines = (f"{prefix}{line}".replace(f".{_WHOLE}:", ":") for line in explain(error, section))
+        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from None
 
 
 def explain(error: ValidationError, root: type[Section] = RunConfig) -> list[str]:
@@ -54,7 +57,7 @@ def explain(error: ValidationError, root: type[Section] = RunConfig) -> list[str
     for fault in error.errors(include_url=False):
         keys, section, annotation = _locate(fault["loc"], root)
         line = _describe(fault, keys, section, annotation)
-        lines = by_key.setdefault(".".join(keys) or "the configuration", [])
+        lines = by_key.setdefault(".".join(keys) or _WHOLE, [])
         if line not in lines:
             lines.append(line)
     return [f"{path}: {', or '.join(lines)}" for path, lines in by_key.items()]
