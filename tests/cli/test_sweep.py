@@ -20,6 +20,7 @@ from tests.processes import PATIENCE, run, wait_until
 
 STAND_IN = """
 import json
+from opasd.run.manifest import write_manifest
 _stand_in = module.train
 
 def train(config, folder, *, resume):
@@ -29,6 +30,7 @@ def train(config, folder, *, resume):
     if outcome == "finished":
         (folder / "final").mkdir(exist_ok=True)
         (folder / "final" / "README.md").touch()
+        write_manifest(folder / "final", None)
     return outcome
 
 module.train = train

@@ -17,6 +17,8 @@ STAND_IN = """
 import json
 from pathlib import Path
 
+from opasd.run.manifest import write_manifest
+
 class OutOfMemoryError(RuntimeError):  # as PyTorch's is printed, without the seconds of importing it
     pass
 OutOfMemoryError.__module__ = "torch"
@@ -56,6 +58,7 @@ def train(config, folder, *, resume):
     work(folder.name)
     (folder / "final").mkdir(exist_ok=True)
     (folder / "final" / "README.md").touch()
+    write_manifest(folder / "final", None)
     return "finished"
 
 def evaluate(args):

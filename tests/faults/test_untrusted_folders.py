@@ -10,6 +10,7 @@ from opasd.config import ModelConfig, RunConfig
 from opasd.errors import ConfigError
 from opasd.recipes import load_recipe
 from opasd.run.folder import RunFolder
+from opasd.run.manifest import write_manifest
 from tests.commands import opasd
 from tests.training import TOKENIZER, make_model
 
@@ -48,6 +49,7 @@ def hostile(tmp_path, monkeypatch):
     adapter = {"base_model_name_or_path": str(model), "peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}
     (run / "final" / "adapter_config.json").write_text(json.dumps(adapter))
     (run / "final" / "adapter_model.safetensors").write_bytes(b"")
+    write_manifest(run / "final", None)
     return run, marker
 
 
@@ -111,6 +113,7 @@ def test_an_adapters_description_names_no_module_to_import(hostile, tmp_path):
     run, _ = hostile
     path = run / "final" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"megatron_config": {"a": 1}, "megatron_core": "own"}))
+    write_manifest(run / "final", None)
     done = opasd(tmp_path, "evaluate", str(run), "--benchmarks", "lab", "--problems", "1", "--output", "out")
     assert done.returncode == 2
     assert "megatron_config" in done.stderr
