@@ -1,5 +1,6 @@
 """The page about lookup has the records' figures, and their intervals are Student's."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,14 @@ def test_what_is_said_of_the_second_round(tables):
         own = tables.validated(arm, again)
         assert all(tables.over_seeds(tables.gains(own, tables.validated(other, again)))[0] < 0 for other in
                    ("opsd-1e-3", "opsd-2e-3"))  # fmt: skip
+
+
+def test_the_ledgers_gate_is_the_probes(tables):
+    page = (ROOT / "docs/evidence/lookup.md").read_text(encoding="utf-8")
+    looks = json.loads((ROOT / "results/looks.json").read_text(encoding="utf-8"))
+    for size in ("0.5", "1.5"):
+        look = looks[f"ledger-{size}b"]["look"]
+        gates = [look["references"][name]["gate"] for name in ("pointers", "solution", "answer")]
+        assert {gate["verdict"] for gate in gates} == {"fails"}
+        cells = [", ".join(map(str, look["looking_layers"])), *(f"{gate['ratio']:.2f}" for gate in gates)]
+        assert f"| {size}B | {' | '.join(cells)} |" in page
