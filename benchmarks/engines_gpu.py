@@ -3,7 +3,7 @@
     python benchmarks/engines_gpu.py --engine transformers --parts adapter,base,training --json ours.jsonl
     python benchmarks/engines_gpu.py --engine vllm --parts adapter,training,base --json vllm.jsonl
     python benchmarks/engines_gpu.py --table ours.jsonl vllm.jsonl            no GPU: both side by side
-    python benchmarks/engines_gpu.py --both OUTPUT --budget 400    both, shortened, and tests/vllm/test_gpu.py
+    python benchmarks/engines_gpu.py --both OUTPUT --budget 400    both, shortened, and tests/vllm/test_gpu*.py
     python benchmarks/engines_gpu.py --both OUTPUT --budget 300 --engine vllm --parts base,training    only these
 
 Random weights in Qwen3-1.7B's shape, bfloat16, LoRA r = 64 on all linear layers, the paper's sampling. Times are those
@@ -378,11 +378,12 @@ def both(options: argparse.Namespace, began: float) -> None:
         arguments = ["--engine", engine, "--budget", f"{budget - 5:.0f}", "--json", str(output / f"{engine}.jsonl")]
         run(engine, [*own, *arguments], budget)
     if "tests" in options.parts:
-        tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/vllm/test_gpu.py"]
-        if left() < 30:
-            print(f"tests: left out, {left():.0f} s left", flush=True)
-        else:
-            run("tests", [*tests, f"--junitxml={output / 'tests.xml'}"], left())
+        for name in ("test_gpu", "test_gpu_weights"):
+            if left() < 30:
+                print(f"{name}: left out, {left():.0f} s left", flush=True)
+                continue
+            tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", f"tests/vllm/{name}.py"]
+            run(name, [*tests, f"--junitxml={output / name}.xml"], left())
     table(sorted(output.glob("*.jsonl")))
 
 

@@ -9,7 +9,7 @@ from opasd.config import DriftConfig, SamplingConfig
 from opasd.errors import ConfigError, EngineError
 from opasd.rollout.drift import DriftCheck
 from opasd.rollout.factory import make_engine
-from tests.vllm.setting import LONGEST, base, change, prompts, student, tokenizer
+from tests.vllm.setting import LONGEST, change, prompts, student, tokenizer
 from tests.vllm.setting import config as cpu_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -106,20 +106,3 @@ def test_memory_is_free_while_it_sleeps(engine):
 def test_float32_with_an_adapter_is_refused():
     with pytest.raises(ConfigError, match="16 bits alone on a GPU"):
         make_engine(config(), student().cuda(), tokenizer(), longest=LONGEST)
-
-
-def test_all_weights_can_train():
-    """Awake: only one engine of a process can sleep. Last in this file: it closes what the engine before it shares."""
-    whole = base().to("cuda", torch.bfloat16).requires_grad_(True)
-    awake = cpu_config(vllm={"memory_share": 0.2, "eager": True, "sleep": False})
-    made = make_engine(awake, whole, tokenizer(), longest=LONGEST)
-    made.stop = frozenset()
-    asked = prompts(8)
-    for _ in range(2):
-        drift = DriftCheck(whole, DriftConfig(rollouts=8), half=True)(
-            asked, made.generate(asked, SAMPLED, range(8), measured=8)
-        )
-        assert drift is not None
-        assert drift.mean < 0.05
-        change(whole, 0.01)
-    made.close()
