@@ -75,6 +75,7 @@ assert "own_sums" in command("evaluate", "--list")
 
 # The recipe.
 small = ["--train.max-steps", "1", "--train.gradient-accumulation-steps", "2", "--validation.every", "0"]
+small += ["--train.per-device-train-batch-size", "2", "--data.sample", "8"]  # the recipe's 64 problems show no more
 command("train", "own.yaml", "--name", "recipe", *small)
 (row,) = steps("runs/recipe")
 assert row["term/small_states"] > 0

@@ -89,7 +89,7 @@ def test_properties(name: str, config: str) -> None:
     builder = build(name, config)
 
     @settings(
-        max_examples=20 if name.startswith("real/") else 50,
+        max_examples=10 if name.startswith("real/") else 25,
         deadline=None,
         database=None,
         derandomize=True,
