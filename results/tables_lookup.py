@@ -1,8 +1,8 @@
-"""The task lookup: its second round and its pilot; `python results/tables.py lookup` prints both.
+"""The task lookup: its search, its second round and its pilot; `python results/tables.py lookup` prints all three.
 
-Rollouts are those of steps 21 to 40: fresh problems, temperature 1, 32 a step. The second round also has 1,200
-validation problems after the last step, at temperature 0.6. Differences are paired by seed, which fixes the problems of
-every step. Intervals are 95 %, Student's t over seeds.
+Rollouts are those of steps 21 to 40: fresh problems, temperature 1, 32 a step. The second round and the search have
+1,200 validation problems after the last step, at temperature 0.6. Differences are paired by seed, which fixes the
+problems of every step. Intervals are 95 %, Student's t over seeds.
 """
 
 import math
@@ -35,8 +35,17 @@ AGAIN = {
     "look-1-1e-3": ("OPASD, layers 4 and 5", "1e-3", "1"),
 }
 """A run of the second round, what it is, its rate and the ratio of its gradients."""
+SEARCHED = {
+    **{f"opsd-{rate}": ("OPSD", rate, "–") for rate in ("1e-3", "2e-3", "4e-3")},
+    **{
+        f"look-{ratio}-{rate}": ("OPASD, layers 4 and 5", rate, ratio)
+        for ratio in ("0.1", "0.3", "1")
+        for rate in ("1e-3", "2e-3")
+    },
+}
+"""A run of the search for rates and ratios, likewise."""
 VALIDATION = "validation/lookup/avg@1"
-T_QUANTILES = {3: 3.182, 4: 2.776, 5: 2.571}
+T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 """The 97.5 % quantiles of Student's t, by degrees of freedom."""
 LATE = slice(20, 40)
 
@@ -109,8 +118,17 @@ def rows_again() -> list[list[str]]:
     return table
 
 
+def rows_searched() -> list[list[str]]:
+    """Return the cells of the search's table: the validation of each seed, and the mean."""
+    table = []
+    for arm, words in SEARCHED.items():
+        own = validated(arm, "lookup/search")
+        table.append([*words, *(f"{own[seed]:.1f}" for seed in sorted(own)), f"{np.mean(list(own.values())):.1f}"])
+    return table
+
+
 def print_lookup() -> None:
-    for table in (rows_again(), rows()):
+    for table in (rows_searched(), rows_again(), rows()):
         for cells in table:
             print("| " + " | ".join(cells) + " |")
         print()
