@@ -5,6 +5,7 @@
 
     opasd-opsd.svg      OPASD − OPSD on the same problems, one row an experiment
     clip.svg            accuracy after 120 steps by clip, with and without the attention loss, and where the steps led
+    clip-steps.svg      right rollouts over 120 steps, by clip
     embedded.svg        the embedded model's rollouts over 40 steps, by objective
     solution-mass.svg   ρ over the steps, by task and reference
     attention-by-weight.svg   the attention divergence over the steps, by λ
@@ -40,8 +41,9 @@ LOOKS = HERE / "looks.json"
 COMPARED = {
     "arithmetic 0.5B": ("arithmetic/objectives", "opasd-seed-{}", "opsd-seed-{}"),
     "… 120 steps": ("arithmetic/long-seeds", "opasd-seed-{}", "opsd-seed-{}"),
-    "… clip per token": ("arithmetic/long", "opasd-paper", "opsd-paper-per-token"),
-    "… clip pointwise": ("arithmetic/long", "opasd-paper-pointwise", "opsd-paper"),
+    "… forward KL, per token": ("arithmetic/seeds", "opasd-per-token-seed-{}", "opsd-per-token-seed-{}"),
+    "… 120 steps, per token": ("arithmetic/long", "opasd-paper", "opsd-paper-per-token"),
+    "… 120 steps, pointwise": ("arithmetic/long", "opasd-paper-pointwise", "opsd-paper"),
     "arithmetic 1.5B": ("arithmetic/1.5b", "opasd", "opsd"),
     "GSM8K 0.5B": ("gsm8k/objectives", "opasd-seed-{}", "opsd-seed-{}"),
     "GSM8K 1.5B": ("gsm8k/1.5b", "opasd-answer-seed-1", "opsd-answer-seed-1"),
@@ -62,6 +64,7 @@ CLIPS = {
     "pointwise": ("opsd-paper", "opasd-paper-pointwise"),
     "per token": ("opsd-paper-per-token", "opasd-paper"),
 }
+CLIP_RUNS = {"pointwise": "pointwise", "masked": "masked", "per-token": "per token", "none": "none"}
 OBJECTIVES = {"opsd-per-token": "OPSD", "opasd": "OPASD", "attention": "attention alone"}
 ALL_SEEDS = (*SEEDS, 2, 3, 4, 5, 6, 7, 8)
 
@@ -87,6 +90,7 @@ def difference(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> Estimate:
 def forest() -> Figure:
     """OPASD − OPSD in every experiment that has both."""
     rows = {label: pairs for label, where in COMPARED.items() if (pairs := pairs_of(*where))}
+    rows["arithmetic 0.5B"] += pairs_of("arithmetic/seeds", "opasd-seed-{}", "opsd-seed-{}")
     rows["… 120 steps"] += pairs_of("arithmetic/long", "opasd", "opsd")
     found = [difference(pairs) for pairs in rows.values()]
     names = [f"{label} ({len(pairs)})" for label, pairs in rows.items()]
@@ -134,6 +138,19 @@ def clips() -> Figure:
             for slot, (name, own) in enumerate(series.items())
         ],
         categories=names, from_zero=True,
+    )  # fmt: skip
+
+
+def clip_steps() -> Figure:
+    """Right rollouts over 120 steps by clip: the mean of ten steps at a time."""
+    series = []
+    for slot, (run, label) in enumerate(CLIP_RUNS.items()):
+        right = [row["rollout/accuracy"] for row in training_steps("arithmetic/clips", f"{run}-seed-1")]
+        blocks = np.array(right).reshape(-1, 10).mean(1).tolist()
+        series.append(Series(label, slot, [(10.0 * n + 5, share) for n, share in enumerate(blocks)], marks=True))
+    return Figure(
+        "clip-steps", "OPSD with forward KL: right rollouts by clip", "line", "step",
+        "right, %", series, percent=True, from_zero=True,
     )  # fmt: skip
 
 
@@ -229,7 +246,11 @@ def keep(source: str, name: str, title: str) -> None:
 def figures() -> dict[str, str]:
     """Return the pictures by the names of their files."""
     drawn = {"opasd-opsd": forest(), "clip": clips(), "embedded": embedded(), "probe-gain": probe_against_gain()}
-    drawn |= {"solution-mass": solution_mass(), "attention-by-weight": attention_by_weight()}
+    drawn |= {
+        "clip-steps": clip_steps(),
+        "solution-mass": solution_mass(),
+        "attention-by-weight": attention_by_weight(),
+    }
     return {f"{name}.svg": svg(figure, standalone=True) + "\n" for name, figure in (drawn | looks()).items()}
 
 

@@ -1,6 +1,6 @@
 """Print every figure of docs/evidence that the records beside this file have.
 
-    python results/tables.py [index] [arithmetic] [math] [gsm8k] [lab] [lookup]
+    python results/tables.py [index] [arithmetic] [math] [gsm8k] [lab] [lookup] [planned]
 
 Without a name it prints all parts.
 """
@@ -12,10 +12,11 @@ from tables_gsm8k import print_gsm8k
 from tables_index import print_index
 from tables_lab import print_lab
 from tables_lookup import print_lookup
+from tables_planned import print_planned
 
 PARTS = {
     "index": print_index, "arithmetic": print_arithmetic, "math": print_math, "gsm8k": print_gsm8k, "lab": print_lab,
-    "lookup": print_lookup,
+    "lookup": print_lookup, "planned": print_planned,
 }  # fmt: skip
 
 

@@ -1,0 +1,109 @@
+"""Clips, baselines, seeds and greedy decoding on arithmetic: the planned experiments 3 and 4, as far as they have run.
+
+`python results/tables.py planned` prints their tables. Intervals of accuracies and of differences between two runs are
+95 % over problems, by the package's formulas; those of a mean over seeds are Student's t.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+import numpy as np
+from records import evaluated_models
+from summaries import SEEDS, Evaluation, load_evaluation, training_steps
+from tables_lookup import over_seeds
+
+from opasd.evaluation.statistics import estimate, gap_estimate
+from opasd.rounding import per_cent, with_interval
+
+CLIPS = {
+    "pointwise": "pointwise",
+    "masked": "pointwise, reversed positions left out",
+    "per-token": "per token",
+    "none": "none",
+}
+PAIRS = {"reverse KL, no clip": "", "forward KL, per-token clip": "-per-token"}
+WINDOWS = (slice(3), slice(-8, None))
+"""The first steps and the last ones."""
+
+
+def accuracy(model: Evaluation) -> str:
+    return with_interval(map(per_cent, estimate(list(model.shares().values()))))
+
+
+def clip_rows() -> list[str]:
+    """Return the rows of 120 steps by clip: what the tests and the steps say."""
+    rows = []
+    for run, label in CLIPS.items():
+        model, steps = (
+            load_evaluation("arithmetic/clips", f"{run}-seed-1"),
+            training_steps("arithmetic/clips", f"{run}-seed-1"),
+        )
+        turned = trend(steps, "token/reversed", 100, "{:.0f} %") if "token/reversed" in steps[0] else "–"
+        divergence = trend(steps, "token/divergence", 1, "{:.3f}")
+        cells = [label, accuracy(model), f"{model.tokens:.0f}", f"{model.cut_off:.1f} %", turned, divergence]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def trend(steps: Sequence[dict[str, float]], metric: str, scale: float, form: str) -> str:
+    """Return a metric's mean over the first steps and over the last ones."""
+    return " → ".join(form.format(scale * fmean(row[metric] for row in steps[part])) for part in WINDOWS)
+
+
+def opsd() -> list[Evaluation]:
+    return [load_evaluation("arithmetic/objectives", f"opsd-seed-{seed}") for seed in SEEDS]
+
+
+def baseline_rows() -> list[str]:
+    """Return the rows of the base, greedy decoding, OPSD and SFT, with the difference from OPSD."""
+    taught = [load_evaluation("arithmetic/baselines", f"sft-seed-{seed}") for seed in SEEDS]
+    base, greedy = load_evaluation("arithmetic/objectives", "base"), load_evaluation("arithmetic/greedy", "base-greedy")
+    rows = [("base", [base]), ("base, greedy", [greedy]), ("OPSD", opsd()), ("SFT on the solutions", taught)]
+    cells = [(label, cell(models), against(models, opsd()) if models is taught else "") for label, models in rows]
+    return [f"| {' | '.join(own)} |".replace("|  |", "| |") for own in cells]
+
+
+def cell(models: Sequence[Evaluation]) -> str:
+    """Return a run's accuracy with its interval, or the mean and the standard deviation of several."""
+    if len(models) == 1:
+        return accuracy(models[0])
+    means = [100 * fmean(model.shares().values()) for model in models]
+    return f"{fmean(means):.1f} ± {stdev(means):.1f}"
+
+
+def against(models: Sequence[Evaluation], others: Sequence[Evaluation]) -> str:
+    """Return the mean difference, over problems: each problem's mean over the seeds first."""
+    gains = [model.gains(other) for model, other in zip(models, others, strict=True)]
+    means = [float(np.mean([own[problem] for own in gains])) for problem in gains[0]]
+    return with_interval(map(per_cent, gap_estimate(means)), sign=True)
+
+
+def pairs(suffix: str) -> dict[int, tuple[Evaluation, Evaluation]]:
+    """Return OPASD and OPSD by seed, of the seeds that have both; reverse KL has the first experiment's seeds too."""
+    found = {}
+    for sweep in ("arithmetic/seeds", *(() if suffix else ("arithmetic/objectives",))):
+        there = evaluated_models(sweep)
+        for seed in (*SEEDS, 2, 3, 4, 5, 6):
+            names = [f"{method}{suffix}-seed-{seed}" for method in ("opasd", "opsd")]
+            if set(names) <= set(there):
+                found[seed] = tuple(load_evaluation(sweep, name) for name in names)
+    return found
+
+
+def seed_rows() -> list[str]:
+    """Return the rows of OPASD − OPSD over seeds, by token loss."""
+    rows = []
+    for label, suffix in PAIRS.items():
+        found = pairs(suffix)
+        means = [[100 * fmean(model.shares().values()) for model in pair] for pair in found.values()]
+        differences = [100 * fmean(first.gains(second).values()) for first, second in found.values()]
+        of_seeds = with_interval(over_seeds(differences), sign=True)
+        methods = [f"{fmean(own):.1f}" for own in zip(*means, strict=True)]
+        cells = [label, str(len(found)), *reversed(methods), of_seeds, against(*zip(*found.values(), strict=True))]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def print_planned() -> None:
+    for table in (clip_rows(), baseline_rows(), seed_rows()):
+        print("\n".join(table), end="\n\n")
