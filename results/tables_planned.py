@@ -64,10 +64,10 @@ def baseline_rows() -> list[str]:
 
 
 def cell(models: Sequence[Evaluation]) -> str:
-    """Return a run's accuracy with its interval, or the mean and the standard deviation of several."""
+    """Return a run's accuracy with its interval, or the mean and standard deviation of several, of two answers each."""
     if len(models) == 1:
         return accuracy(models[0])
-    means = [100 * fmean(model.shares().values()) for model in models]
+    means = [100 * fmean(model.shares(2).values()) for model in models]
     return f"{fmean(means):.1f} ± {stdev(means):.1f}"
 
 
