@@ -67,6 +67,11 @@ BOXED: list[tuple[str, str, str, Verdict]] = [
     ("chain", r"\frac{\pi}{2}", r"\theta=90^\circ=\frac{\pi}{2}", C),
     ("chain", "1, 2", "x=1+1=1, y=2", W),
     ("chain", "2, 3", "x=1+1=2, y=3", C),
+    # times that could be reduced are no ratios
+    ("time", "10:30", "1/3", W),
+    ("time", "10:30", "1:3", W),
+    ("time", "7:15", r"\frac{7}{15}", C),
+    ("time", "1:12", "2:24", C),
     # fractions
     ("fraction", r"\frac{1}{2}", "0.5", C),
     ("fraction", r"\frac{1}{2}", "1/2", C),

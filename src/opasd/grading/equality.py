@@ -17,10 +17,20 @@ from typing import NamedTuple
 
 from opasd.grading.arithmetic import contradicts_itself
 from opasd.grading.bases import in_base
-from opasd.grading.listing import PLUS_MINUS, both_signs, in_order_of, names_give_order, pairs_off, without_names
+from opasd.grading.listing import (
+    both_signs,
+    in_order_of,
+    names_give_order,
+    one_choice_of_signs,
+    pairs_off,
+    without_names,
+)
 from opasd.grading.names import (
     about_parts,
+    chain,
+    name_of,
     name_other_angles,
+    names_of,
     plain_name,
     same_letter_forms,
     same_variables,
@@ -29,6 +39,7 @@ from opasd.grading.names import (
 from opasd.grading.quantities import UNITS, Residue, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
+from opasd.grading.times import same_time
 from opasd.grading.words import (
     around_words,
     choice,
@@ -67,6 +78,7 @@ _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\
 # Lists, vectors and intervals.
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|cap|mathbb|setminus)(?![a-zA-Z])")
 _INFINITY = re.compile(r"\\infty|infinity")
+_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\{])or(?![a-zA-Z}])|或", re.ASCII)
 _COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
 # Numbers.
 _PERCENT = re.compile(
@@ -133,7 +145,7 @@ def _items(text: str) -> Items:
         values = split(inner, thousands=brackets == "{}")
         if brackets == "" or (brackets == "()" and len(values) == 1):
             return _items(inner)._replace(name=name)
-    if brackets == "()" and len(values) > 1 and len(PLUS_MINUS.findall(text)) == 1:
+    if brackets == "()" and len(values) > 1 and one_choice_of_signs(text):
         return Items(text, "", tuple(both_signs(text)), is_interval=False, name=name)  # two points
     if brackets in ("", "{}"):
         values = [signed for value in values for signed in both_signs(value)]
@@ -143,6 +155,8 @@ def _items(text: str) -> Items:
 
 
 def _same(gold: Items, answer: Items, rules: Rules, *, is_item: bool = False) -> bool | None:
+    gold, answer = _each_named(gold, answer), _each_named(answer, gold)
+    gold, answer = _assigned(gold, answer.name), _assigned(answer, gold.name)
     if gold.name and answer.name and gold.name != answer.name:
         if (reordered := _reordered(answer, gold.name)) is None:
             return False
@@ -171,6 +185,22 @@ def _reordered(items: Items, name: str) -> Items | None:
     return items._replace(values=tuple(items.values[letters.index(letter)] for letter in wanted))
 
 
+def _assigned(items: Items, name: str) -> Items:
+    """Return y = 2, x = 1 as (y, x) = (2, 1), if the other side has such a name."""
+    names = [name_of(value) for value in items.values]
+    if not name.startswith("(") or items.brackets or not all(names):
+        return items
+    values = tuple(chain(value)[-1] for value in items.values)
+    return items._replace(brackets="()", values=values, name=f"({','.join(filter(None, names))})")
+
+
+def _each_named(items: Items, other: Items) -> Items:
+    """Return x = y = 1 as x = 1, y = 1, if the other side has several values."""
+    names = names_of(items.text) if len(items.values) == 1 < len(other.values) and not items.brackets else []
+    value = chain(items.text)[-1]
+    return items._replace(values=tuple(f"{name}={value}" for name in names)) if len(names) > 1 else items
+
+
 def _only_element(items: Items, other: Items) -> Items:
     """Return the point in a set of one point, if the other side is no set."""
     is_set_of_one = items.brackets == "{}" and len(items.values) == 1
@@ -193,6 +223,8 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     sets = gold.brackets == answer.brackets == "{}"  # a set has an element once, however often it is written
     if "" in (gold.brackets, answer.brackets) and (gold.is_interval or answer.is_interval):
         return False
+    if in_order and any(map(_is_choice_of_values, (gold, answer))):
+        return False
     if in_order is None or (len(gold.values) != len(answer.values) and not sets):
         return False
     if max(len(gold.values), len(answer.values)) > MOST_ITEMS:
@@ -207,6 +239,12 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     if pairs_off([[match is True for match in row] for row in matches]):
         return True
     return None if pairs_off([[match is not False for match in row] for row in matches]) else False
+
+
+def _is_choice_of_values(items: Items) -> bool:
+    """Return whether a bare list has several values of one thing, x = 1 or x = 2; that is no tuple."""
+    names = [name for name in map(name_of, items.values) if name]
+    return items.brackets == "" and (len({*names}) < len(names) or _OR.search(items.text) is not None)
 
 
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
@@ -236,7 +274,14 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
         return verdict
     if any(map(_STERLING.search, (gold, answer))):
         gold, answer = (_POUNDS.sub("£", text) for text in (gold, answer))  # pounds are a weight otherwise
+    return _same_quantity(gold, answer, rules)
+
+
+def _same_quantity(gold: str, answer: str, rules: Rules) -> bool | None:
     (gold, gold_unit), (answer, answer_unit) = quantity(gold), quantity(answer)
+    halves = (unit.dimension if unit and unit in _HALVES_OF_DAY else "" for unit in (gold_unit, answer_unit))
+    if (verdict := same_time(*zip(map(bare, (gold, answer)), halves, strict=True))) is not None:
+        return verdict
     if {gold_unit, answer_unit} & _HALVES_OF_DAY and None in (gold_unit, answer_unit) and ":" not in gold:
         return False
     if (gold_unit is None) != (answer_unit is None) and _PI.search(gold if gold_unit is None else answer):

@@ -5,22 +5,37 @@ in_order_of("()", "", 2)         True: a bare list may stand for a tuple, in its
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from opasd.grading.names import chain, name_of
 
-PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
-_PLUS_FIRST = str.maketrans({"±": "+", "∓": "-"})
-_MINUS_FIRST = str.maketrans({"±": "-", "∓": "+"})
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
+_OPPOSITE = {"\\mp", "∓"}
+_MOST_SIGNS = 3
 _NAME_INDEX = re.compile(r"[_\d'].*")
 
 
+def one_choice_of_signs(text: str) -> bool:
+    """Return whether one ±, or one that is opposite to another, gives the text two readings."""
+    signs = _PLUS_MINUS.findall(text)
+    return len(signs) == 1 or not _OPPOSITE.isdisjoint(signs)
+
+
 def both_signs(value: str) -> list[str]:
-    """Return what a value with ± says; itself alone if it has none."""
-    if not PLUS_MINUS.search(value):
+    """Return what a value with ± says, itself alone if it has none; each ± is free, but ∓ is opposite to ±."""
+    signs = _PLUS_MINUS.findall(value)
+    if not signs or len(signs) > _MOST_SIGNS:
         return [value]
-    value = PLUS_MINUS.sub(lambda sign: "±" if sign[0] in ("\\pm", "±") else "∓", value)
-    return [value.translate(_PLUS_FIRST).removeprefix("+").strip(), value.translate(_MINUS_FIRST).strip()]
+    if one_choice_of_signs(value):
+        choices = [["-+"[(sign in _OPPOSITE) ^ plus] for sign in signs] for plus in (True, False)]
+    else:
+        choices = product("+-", repeat=len(signs))
+    return [_with_signs(value, iter(choice)) for choice in choices]
+
+
+def _with_signs(value: str, signs: Iterator[str]) -> str:
+    return _PLUS_MINUS.sub(lambda _: next(signs), value).removeprefix("+").strip()
 
 
 def pairs_off(matches: Sequence[Sequence[bool]]) -> bool:
