@@ -67,6 +67,18 @@ BOXED: list[tuple[str, str, str, Verdict]] = [
     ("chain", r"\frac{\pi}{2}", r"\theta=90^\circ=\frac{\pi}{2}", C),
     ("chain", "1, 2", "x=1+1=1, y=2", W),
     ("chain", "2, 3", "x=1+1=2, y=3", C),
+    # an equation about something made of one variable does not say its value
+    ("unsolved", "10", "x^2=10", W),
+    ("unsolved", "10", "x+1=10", W),
+    ("unsolved", "10", r"\sqrt{x}=10", W),
+    ("unsolved", "10", r"\frac1x=10", W),
+    ("unsolved", "10", "10=x^2", W),
+    ("unsolved", "10", "a_1^2=10", W),
+    ("unsolved", "2x", "x^2=2x", W),
+    ("unsolved", "10", "AB^2=10", C),
+    ("unsolved", "10", "x^2+y^2=10", C),
+    ("unsolved", r"\frac13", r"\tan\theta=\frac13", C),
+    ("unsolved", "5", "|z|=5", C),
     # times that could be reduced are no ratios
     ("time", "10:30", "1/3", W),
     ("time", "10:30", "1:3", W),
