@@ -62,6 +62,8 @@ BOXED: list[tuple[str, str, str, Verdict]] = [
     ("chain", "2", r"x=7\bmod 5=2", C),
     ("chain", "5", "x=y+3=5", C),
     ("chain", "5", r"x=\sqrt{25}=5", C),
+    ("chain", "10", r"\binom52=10", C),
+    ("chain", "10", r"\binom52=12", W),
     ("chain", "13", r"x=1101_2=13", C),
     ("chain", "3", r"x=\lfloor 3.7\rfloor=3", C),
     ("chain", r"\frac{\pi}{2}", r"\theta=90^\circ=\frac{\pi}{2}", C),

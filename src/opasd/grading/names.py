@@ -24,7 +24,7 @@ _VECTOR = re.compile(r"\\(?:vec|overrightarrow|mathbf)(?![a-zA-Z])")
 _ABOUT = re.compile(r"\\approx(?![a-zA-Z])")
 _EQUAL_SIGN = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _BINDERS = (
-    re.compile(r"[,;(}]\s*([a-zA-Z])\s*(?:\\in(?![a-zA-Z])|∈)\s*\\mathbb"),
+    re.compile(r"(?:[,;(}:|]|\\mid)\s*([a-zA-Z])\s*(?:\\in(?![a-zA-Z])|∈)\s*\\mathbb"),
     re.compile(r"\\\{\s*([a-zA-Z])\s*(?:\||:|\\mid(?![a-zA-Z]))"),
     re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*([a-zA-Z])\s*="),
 )
