@@ -9,6 +9,7 @@ import sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
+from opasd.grading.defined import same_where_defined
 from opasd.grading.equality import equal
 from opasd.grading.names import chain
 from opasd.grading.relations import is_false, parts, same_relation, solution_set
@@ -50,7 +51,7 @@ def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
         return _close(first, second) is not False
     if tolerance and _close(first, second, tolerance):
         return True
-    return _same_complex(first, second) or _same_when_done(first, second) or _same_logarithms(first, second)
+    return _same_complex(first, second) or _same_when_done(first, second) or same_where_defined(first, second)
 
 
 def _parse(text: str) -> Any:
@@ -160,13 +161,6 @@ def _same_when_done(first: Any, second: Any) -> bool:
     if not _are_expressions_with(first, second, *((sympy.Expr,) if variable else (sympy.Sum, sympy.Product))):
         return False
     return bool(sympy.simplify((first - second).doit()) == 0)
-
-
-def _same_logarithms(first: Any, second: Any) -> bool:
-    """Return whether the sides are equal wherever all their logarithms are defined: ln(ab) = ln a + ln b."""
-    if not _are_expressions_with(first, second, sympy.log):
-        return False
-    return bool(sympy.simplify(sympy.expand_log((first - second).doit(), force=True)) == 0)
 
 
 def _are_expressions_with(first: Any, second: Any, *kinds: type) -> bool:
