@@ -4,7 +4,9 @@ import re
 
 from opasd.grading.tidying import bare
 
-_BASE = re.compile(r"([^\W_]+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
+_BASE = re.compile(
+    r"([^\W_]+|\d[^\W_]*\.[^\W_]+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII
+)
 _NAMED_INDEX = re.compile(r"(?<=_\{)\\(?=[a-z]+\})|(?<=_)\\(?=(?:max|min)$)")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
     "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"
@@ -17,6 +19,8 @@ def in_base(text: str) -> tuple[int | str, str] | None:
         return None
     digits, base = (part.strip("{()}") for part in match.groups())
     base = _BASES.get(base, base)
+    if "." in digits:
+        return digits.strip("0").casefold(), base
     if base.isdigit() and 2 <= int(base) <= 36 and digits.isalnum() and not digits.isalpha():
         try:
             return int(digits, int(base)), base

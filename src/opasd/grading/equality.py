@@ -48,6 +48,7 @@ from opasd.grading.words import (
     in_words,
     is_prose,
     starts_with_words,
+    without_answer_is,
     without_leads,
 )
 
@@ -110,7 +111,7 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     gold, answer = unboxed(gold), unboxed(answer)
     if any(len(text) > LONGEST or text.count(",") + text.count(";") > MOST_ITEMS for text in (gold, answer)):
         return gold.strip() == answer.strip()
-    gold, answer = same_letter_forms(tidy(gold), tidy(answer))
+    gold, answer = same_letter_forms(*(without_answer_is(tidy(text)) for text in (gold, answer)))
     if not bare(gold) or not bare(answer):
         return False
     if bare(gold) == bare(answer):

@@ -18,7 +18,9 @@ _NAME = re.compile(
     rf"|\\frac\s*\{{\s*d\s*{_SYMBOL}\s*\}}\s*\{{\s*d\s*{_SYMBOL}\s*\}}"
     r"|[PE]\s*[(\[][A-Z](?:\s*\|\s*[A-Z])?[)\]]|\|\s*[A-Z]{1,3}\s*\|"
 )
-_FUNCTION = re.compile(rf"({_SYMBOL})\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL)
+_FUNCTION = re.compile(
+    rf"({_SYMBOL}(?:\s*\^\s*\{{\s*-\s*1\s*\}})?)\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL
+)
 _VARIABLE = re.compile(_SYMBOL)
 _VECTOR = re.compile(r"\\(?:vec|overrightarrow|mathbf)(?![a-zA-Z])")
 _ABOUT = re.compile(r"\\approx(?![a-zA-Z])")

@@ -87,6 +87,8 @@ _REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _FONT = re.compile(
     r"\\(?:textbf|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
 )
+_TEXT_COMMAND = re.compile(r"\\text\s*\{")
+_TWO_TEXTS = re.compile(r"(\\text\s*\{[^{}]*?)\s*\}\s*\\text\s*\{")
 _FONT_OF_EXPRESSION = re.compile(r"\\text\s*\{(?=[\s\d+-]*\\(?:[dtc]?frac|sqrt|pi|[dt]?binom)(?![a-zA-Z]))")
 TEXT = re.compile(r"\\(?:text|operatorname)\s*\{([^{}]*)\}")
 # Brackets and what separates items.
@@ -112,8 +114,8 @@ def tidy(text: str) -> str:
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
-    text = _without_words(text)
-    text = _ROOT_OVER_TOKEN.sub(r"\1{\2}", _FRACTION.sub(_braced_fraction, _without_fonts(text)))
+    text = _without_words(_TWO_TEXTS.sub(r"\1 ", _without_fonts(text.strip())))
+    text = _ROOT_OVER_TOKEN.sub(r"\1{\2}", _FRACTION.sub(_braced_fraction, text))
     text = _FACTORIAL_IS.sub("! =", text)
     text = _NEGATIVE_POWER.sub(r"^{\1}", text)
     text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
@@ -140,16 +142,26 @@ def _as_latex(text: str) -> str:
     return _ROOT_OF.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text
 
 
+def _closing_brace(text: str, start: int) -> int:
+    """Return where the brace closes that was opened before the start, or the end of the text."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    return len(text)
+
+
 def _without_fonts(text: str) -> str:
-    """Return an expression without the font around it, which `tidy` has made a text command."""
+    """Return an expression without the font around it, which `tidy` has made a text command; words keep theirs."""
     for _ in range(MOST_FONTS):
-        if (font := _FONT_OF_EXPRESSION.search(text)) is None:
+        font = _FONT_OF_EXPRESSION.search(text)
+        if font is None and (whole := _TEXT_COMMAND.match(text)) and not {"\\", "{"}.isdisjoint(text[whole.end() :]):
+            font = whole if _closing_brace(text, whole.end()) == len(text) - 1 else None
+        if font is None:
             break
-        depth, end = 1, font.end()
-        while depth and end < len(text):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-        text = text[: font.start()] + text[font.end() : end - (depth == 0)] + text[end:]
+        end = _closing_brace(text, font.end())
+        text = text[: font.start()] + text[font.end() : end] + text[end + 1 :]
     return text
 
 
