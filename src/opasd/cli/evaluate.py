@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from opasd import plugins
 from opasd.choices import ENGINES, Precision
 from opasd.cli._parser import Parser
-from opasd.cli._power import add_power_flags, power
+from opasd.cli._power import add_power_flags, check_power_flags, power
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def run(args: list[str]) -> int:
     plugins.load([name for text in getattr(options, "plugins", []) for name in text.split(",")])
     if options.list:
         return _list(as_json=options.json)
+    check_power_flags(options)
     if options.power:
         return power(options)
     _settle(options)
