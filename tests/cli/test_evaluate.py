@@ -157,6 +157,7 @@ def test_the_benchmarks_are_listed(here: Path, capfd: pytest.CaptureFixture[str]
         (["--power", "--samples", "0"], "error: --samples: got '0'; give a whole number greater than 0\n"),
         (["--power", "--width", "0"], "error: --width: got 0; give points between 0 and 100\n"),
         (["--power", "--certainty", "1"], "error: --certainty: got 1; give a share between 0 and 1\n"),
+        (["--engine", "openai", "--url", "http://localhost:1"], "error: --engine openai: got no model; give"),
         (["lab", "--template-option", "date"], "expected NAME=VALUE, got 'date'"),
         (["lab", "--output", "broken.jsonl", "--problems", "1"], "cannot be written to"),
     ],

@@ -129,6 +129,8 @@ def _settle(options: argparse.Namespace) -> None:
         options.targets = [options.model]
     if not options.targets and options.model:
         options.targets = ["base"]
+    if not options.targets and getattr(options, "engine", None) == "openai":
+        raise ConfigError("--engine openai: got no model; give --model NAME, as the server knows it")
     if not options.targets:
         raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
 
