@@ -69,6 +69,19 @@ def test_marks_of_a_template():
     assert boxed_answer(r"<own:think>\boxed{1}", Reading(marks_of(template))) is None
 
 
+@pytest.mark.parametrize(
+    ("opens", "closes"),
+    [
+        ("<|think_start|>", "<|think_end|>"),
+        ("<|begin_of_reasoning|>", "<|end_of_reasoning|>"),
+        ("<|THINKING_OPEN|>", "<|THINKING_CLOSE|>"),
+        ("<REASON>", "</REASON>"),
+    ],
+)
+def test_marks_of_a_template_that_names_the_beginning_and_the_end(opens, closes):
+    assert marks_of(f"{{{{ '{closes}' }}}} {opens}")[len(KNOWN_MARKS) :] == (Mark(opens, closes),)
+
+
 def test_marks_by_flag():
     assert parse_marks(["BEGIN", "END"]) == (Mark("BEGIN", "END"),)
     assert boxed_answer(r"BEGIN \boxed{1} END \boxed{2} BEGIN \boxed{3}", Reading(parse_marks(["BEGIN", "END"]))) == "2"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SIZES, SAMPLES = (30, 60, 120, 250, 500, 1000), (1, 4, 12, 32)
 ACCURACY, CORRELATION, AGREEMENT, CERTAINTY = 0.4, 0.6, 0.9, 0.8
+ASSUMED = {"accuracy": ACCURACY, "correlation": CORRELATION, "agreement": AGREEMENT, "certainty": CERTAINTY}
 """What is assumed unless it is given."""
 
 
@@ -26,18 +27,27 @@ def add_power_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("power: before anything is drawn")
     group.add_argument("--power", action="store_true", help="Say how many problems a claim needs, and stop.")
     group.add_argument("--from", dest="measured", metavar="DIR", type=Path, help="An evaluation whose spread counts.")
-    group.add_argument("--accuracy", type=float, default=ACCURACY, metavar="X", help="Expected Avg; 0.4.")
-    group.add_argument(
-        "--correlation",
-        type=float,
-        default=CORRELATION,
-        metavar="X",
-        help="Of two samples of one problem; 0.6, as on AIME.",
-    )
-    group.add_argument("--agreement", type=float, default=AGREEMENT, metavar="X", help="Of two models' rates; 0.9.")
+    for name, words in (
+        ("accuracy", "Expected Avg; 0.4."),
+        ("correlation", "Of two samples of one problem; 0.6, as on AIME."),
+        ("agreement", "Of two models' rates; 0.9."),
+        ("certainty", "Chance of finding it; 0.8."),
+    ):
+        group.add_argument(f"--{name}", type=float, metavar="X", help=words)
     group.add_argument("--width", type=float, metavar="POINTS", help="Wanted width of Avg's interval, in points.")
     group.add_argument("--difference", type=float, metavar="POINTS", help="Difference to find, in points.")
-    group.add_argument("--certainty", type=float, default=CERTAINTY, metavar="X", help="Chance of finding it; 0.8.")
+
+
+def check_power_flags(options: argparse.Namespace) -> None:
+    """Refuse flags of --power that are given without it, and shares and points that are none."""
+    given = {name: value for name in (*ASSUMED, "width", "difference") if (value := getattr(options, name)) is not None}
+    if not options.power and (given or options.measured):
+        flag = "from" if options.measured else next(iter(given))
+        raise ConfigError(f"--{flag}: got it without --power, which it belongs to; add --power, or leave it out")
+    for name, value in given.items():
+        largest, what = (1, "a share between 0 and 1") if name in ASSUMED else (100, "points between 0 and 100")
+        if not 0 < value < largest:
+            raise ConfigError(f"--{name}: got {value:g}; give {what}")
 
 
 def power(options: argparse.Namespace) -> int:
@@ -47,20 +57,15 @@ def power(options: argparse.Namespace) -> int:
     from opasd.files import read_object
     from opasd.rounding import aligned, fixed, per_cent
 
-    for name in ("accuracy", "correlation", "agreement", "certainty"):
-        if not 0 < getattr(options, name) < 1:
-            raise ConfigError(f"--{name}: got {getattr(options, name):g}; give a share between 0 and 1")
-    for name in ("width", "difference"):
-        wanted = getattr(options, name)
-        if wanted is not None and not 0 < wanted < 100:
-            raise ConfigError(f"--{name}: got {wanted:g}; give percentage points between 0 and 100")
+    for name, value in ASSUMED.items():
+        setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     spreads = {"assumed": assumed(options.accuracy, options.correlation, options.agreement)}
     if options.measured:
         try:
             spreads = measured_spreads(read_object(options.measured / RESULTS), options.agreement)
         except (KeyError, TypeError, AttributeError):
             raise ConfigError(f"{options.measured} has no results; give the folder of a finished evaluation") from None
-    given = int(options.samples) if str(getattr(options, "samples", "")).isdigit() else None
+    given = _samples(getattr(options, "samples", None))
     for name, spread in spreads.items():
         sys.stdout.write(
             f"{name}: standard deviation of rates over problems {spread.between**0.5:.3f}, of one sample "
@@ -81,6 +86,14 @@ def power(options: argparse.Namespace) -> int:
                         f"{words} {points:g} points with {n} sample{'s' * (n > 1)} a problem needs {count} problems\n"
                     )
     return 0
+
+
+def _samples(text: object) -> int | None:
+    if text is None:
+        return None
+    if not str(text).isdigit() or int(str(text)) == 0:
+        raise ConfigError(f"--samples: got {text!r}; give a whole number greater than 0")
+    return int(str(text))
 
 
 def sweep_power(runs: "Sequence[SweepRun]") -> str:

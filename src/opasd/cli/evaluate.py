@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from opasd import plugins
 from opasd.choices import ENGINES, Precision
 from opasd.cli._parser import Parser
-from opasd.cli._power import add_power_flags, power
+from opasd.cli._power import add_power_flags, check_power_flags, power
 from opasd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def run(args: list[str]) -> int:
     plugins.load([name for text in getattr(options, "plugins", []) for name in text.split(",")])
     if options.list:
         return _list(as_json=options.json)
+    check_power_flags(options)
     if options.power:
         return power(options)
     _settle(options)
@@ -128,6 +129,8 @@ def _settle(options: argparse.Namespace) -> None:
         options.targets = [options.model]
     if not options.targets and options.model:
         options.targets = ["base"]
+    if not options.targets and getattr(options, "engine", None) == "openai":
+        raise ConfigError("--engine openai: got no model; give --model NAME, as the server knows it")
     if not options.targets:
         raise ConfigError("nothing to evaluate; give base, lab, a run, an adapter, a model's folder or a hub name")
 

@@ -9,6 +9,7 @@ import sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
+from opasd.grading.defined import same_where_defined
 from opasd.grading.equality import equal
 from opasd.grading.names import chain
 from opasd.grading.relations import is_false, parts, same_relation, solution_set
@@ -44,13 +45,13 @@ def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     (left, *links), (other_left, *other_links) = chain(gold), chain(answer)
     if links and other_links:  # the parser left a side out, P(X=1) in P(X=1) = 0.3
         return bare(left) == bare(other_left) and equal_by_algebra(links[-1], other_links[-1], tolerance)
-    if _is_multiple(second) and not parts(first):
+    if not parts(first) and not isinstance(first, sympy.Set) and _is_unsolved(second):
         return False
     if verify([first], [second], float_rounding=FLOAT_DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
         return _close(first, second) is not False
     if tolerance and _close(first, second, tolerance):
         return True
-    return _same_complex(first, second) or _same_when_done(first, second) or _same_logarithms(first, second)
+    return _same_complex(first, second) or _same_when_done(first, second) or same_where_defined(first, second)
 
 
 def _parse(text: str) -> Any:
@@ -75,13 +76,16 @@ def _same_figures(gold: str, answer: str, first: Any, second: Any) -> bool:
     return Counter(_FIGURES.findall(gold)) == Counter(_FIGURES.findall(answer))
 
 
-def _is_multiple(relation: Any) -> bool:
-    """Return whether it is an equation about a multiple of a variable: 2x = 6 does not say 6."""
-    equations = parts(relation)
-    if not equations or not isinstance(equations[0].lhs, sympy.Expr):
+def _is_unsolved(relation: Any) -> bool:
+    """Return whether it is an equation about something made of one variable: neither 2x = 6 nor x² = 6 says 6.
+
+    A function of it, such as tan θ or |z|, may be what was asked for.
+    """
+    if not isinstance(relation, sympy.Eq) or not isinstance(relation.lhs, sympy.Expr):
         return False
-    factor, rest = equations[0].lhs.doit().as_coeff_Mul()
-    return bool(rest.is_Symbol and factor != 1)
+    side: Any = relation.lhs.doit()
+    side = side if side.free_symbols else relation.rhs
+    return len(side.free_symbols) == 1 and not side.is_Symbol and bool(side.is_algebraic_expr())
 
 
 def _with_real_roots(parsed: Any) -> Any:
@@ -157,13 +161,6 @@ def _same_when_done(first: Any, second: Any) -> bool:
     if not _are_expressions_with(first, second, *((sympy.Expr,) if variable else (sympy.Sum, sympy.Product))):
         return False
     return bool(sympy.simplify((first - second).doit()) == 0)
-
-
-def _same_logarithms(first: Any, second: Any) -> bool:
-    """Return whether the sides are equal wherever all their logarithms are defined: ln(ab) = ln a + ln b."""
-    if not _are_expressions_with(first, second, sympy.log):
-        return False
-    return bool(sympy.simplify(sympy.expand_log((first - second).doit(), force=True)) == 0)
 
 
 def _are_expressions_with(first: Any, second: Any, *kinds: type) -> bool:

@@ -10,17 +10,27 @@ system share every rule except the algebra.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from string import ascii_letters
 from typing import NamedTuple
 
 from opasd.grading.arithmetic import contradicts_itself
+from opasd.grading.bases import in_base
+from opasd.grading.listing import (
+    both_signs,
+    in_order_of,
+    names_give_order,
+    one_choice_of_signs,
+    pairs_off,
+    without_names,
+)
 from opasd.grading.names import (
     about_parts,
     chain,
     name_of,
     name_other_angles,
+    names_of,
     plain_name,
     same_letter_forms,
     same_variables,
@@ -29,6 +39,7 @@ from opasd.grading.names import (
 from opasd.grading.quantities import UNITS, Residue, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
+from opasd.grading.times import same_time
 from opasd.grading.words import (
     around_words,
     choice,
@@ -37,6 +48,7 @@ from opasd.grading.words import (
     in_words,
     is_prose,
     starts_with_words,
+    without_answer_is,
     without_leads,
 )
 
@@ -67,19 +79,12 @@ _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\
 # Lists, vectors and intervals.
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|cap|mathbb|setminus)(?![a-zA-Z])")
 _INFINITY = re.compile(r"\\infty|infinity")
+_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\{])or(?![a-zA-Z}])|或", re.ASCII)
 _COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
-_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
-_PLUS_FIRST = str.maketrans({"±": "+", "∓": "-"})
-_MINUS_FIRST = str.maketrans({"±": "-", "∓": "+"})
 # Numbers.
 _PERCENT = re.compile(
     r"(.*?\S)\s*(?:\\%|%|\\text\s*\{\s*per ?cent(?:age)?\s*\}|per ?cent(?:age)?)", re.DOTALL | re.IGNORECASE
 )
-_BASE = re.compile(r"([^\W_]+|\(\d\w*\)|\{\d\w*\})_(\d+|[a-zA-Z]|\{\w+\}|\{\(\w+\)\}|\(\d+\))", re.ASCII)
-_NAMED_INDEX = re.compile(r"(?<=_\{)\\(?=[a-z]+\})|(?<=_)\\(?=(?:max|min)$)")
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
-    "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"
-}  # fmt: skip
 _STERLING = re.compile(r"£|\\pounds(?![a-zA-Z])")
 _POUNDS = re.compile(r"(?<![a-zA-Z\\])pounds?(?![a-zA-Z])", re.IGNORECASE)
 _HALVES_OF_DAY = {UNITS["am"], UNITS["pm"]}
@@ -87,7 +92,6 @@ RADIAN = UNITS["radian"]
 _PI = re.compile(r"\\pi(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTERS = set(ascii_letters)
-_NAME_INDEX = re.compile(r"[_\d'].*")
 
 
 class Items(NamedTuple):
@@ -107,7 +111,7 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     gold, answer = unboxed(gold), unboxed(answer)
     if any(len(text) > LONGEST or text.count(",") + text.count(";") > MOST_ITEMS for text in (gold, answer)):
         return gold.strip() == answer.strip()
-    gold, answer = same_letter_forms(tidy(gold), tidy(answer))
+    gold, answer = same_letter_forms(*(without_answer_is(tidy(text)) for text in (gold, answer)))
     if not bare(gold) or not bare(answer):
         return False
     if bare(gold) == bare(answer):
@@ -142,23 +146,18 @@ def _items(text: str) -> Items:
         values = split(inner, thousands=brackets == "{}")
         if brackets == "" or (brackets == "()" and len(values) == 1):
             return _items(inner)._replace(name=name)
-    if brackets == "()" and len(values) > 1 and len(_PLUS_MINUS.findall(text)) == 1:
-        return Items(text, "", tuple(_both_signs(text)), is_interval=False, name=name)  # two points
+    if brackets == "()" and len(values) > 1 and one_choice_of_signs(text):
+        return Items(text, "", tuple(both_signs(text)), is_interval=False, name=name)  # two points
     if brackets in ("", "{}"):
-        values = [signed for value in values for signed in _both_signs(value)]
+        values = [signed for value in values for signed in both_signs(value)]
     endless = len(values) == 2 and any(map(_INFINITY.search, values))
     is_interval = brackets not in ("", "{}") and (is_member or endless or brackets in ("(]", "[)"))
     return Items(text, brackets, tuple(values), is_interval, name)
 
 
-def _both_signs(value: str) -> list[str]:
-    if not _PLUS_MINUS.search(value):
-        return [value]
-    value = _PLUS_MINUS.sub(lambda sign: "±" if sign[0] in ("\\pm", "±") else "∓", value)
-    return [value.translate(_PLUS_FIRST).removeprefix("+").strip(), value.translate(_MINUS_FIRST).strip()]
-
-
 def _same(gold: Items, answer: Items, rules: Rules, *, is_item: bool = False) -> bool | None:
+    gold, answer = _each_named(gold, answer), _each_named(answer, gold)
+    gold, answer = _assigned(gold, answer.name), _assigned(answer, gold.name)
     if gold.name and answer.name and gold.name != answer.name:
         if (reordered := _reordered(answer, gold.name)) is None:
             return False
@@ -187,6 +186,22 @@ def _reordered(items: Items, name: str) -> Items | None:
     return items._replace(values=tuple(items.values[letters.index(letter)] for letter in wanted))
 
 
+def _assigned(items: Items, name: str) -> Items:
+    """Return y = 2, x = 1 as (y, x) = (2, 1), if the other side has such a name."""
+    names = [name_of(value) for value in items.values]
+    if not name.startswith("(") or items.brackets or not all(names):
+        return items
+    values = tuple(chain(value)[-1] for value in items.values)
+    return items._replace(brackets="()", values=values, name=f"({','.join(filter(None, names))})")
+
+
+def _each_named(items: Items, other: Items) -> Items:
+    """Return x = y = 1 as x = 1, y = 1, if the other side has several values."""
+    names = names_of(items.text) if len(items.values) == 1 < len(other.values) and not items.brackets else []
+    value = chain(items.text)[-1]
+    return items._replace(values=tuple(f"{name}={value}" for name in names)) if len(names) > 1 else items
+
+
 def _only_element(items: Items, other: Items) -> Items:
     """Return the point in a set of one point, if the other side is no set."""
     is_set_of_one = items.brackets == "{}" and len(items.values) == 1
@@ -203,70 +218,34 @@ def _as_tuple(items: Items, other: Items) -> Items:
 
 
 def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
-    in_order = _in_order(gold.brackets, answer.brackets, len(gold.values))
-    if in_order is False and _names_give_order(gold.values, answer.values):
+    in_order = in_order_of(gold.brackets, answer.brackets, len(gold.values))
+    if in_order is False and names_give_order(gold.values, answer.values):
         in_order = True
     sets = gold.brackets == answer.brackets == "{}"  # a set has an element once, however often it is written
     if "" in (gold.brackets, answer.brackets) and (gold.is_interval or answer.is_interval):
+        return False
+    if in_order and any(map(_is_choice_of_values, (gold, answer))):
         return False
     if in_order is None or (len(gold.values) != len(answer.values) and not sets):
         return False
     if max(len(gold.values), len(answer.values)) > MOST_ITEMS:
         return False
-    golds, answers = ([_items(value) for value in values] for values in _without_names(gold.values, answer.values))
+    golds, answers = ([_items(value) for value in values] for values in without_names(gold.values, answer.values))
     if in_order:
         return _all(_same(a, b, rules, is_item=True) for a, b in zip(golds, answers, strict=True))
     matches = [[_same(a, b, rules, is_item=True) for b in answers] for a in golds]
     if sets:
         rows = (*matches, *zip(*matches, strict=True))
         return _all(True in row or (None if None in row else False) for row in rows)
-    if _pairs_off([[match is True for match in row] for row in matches]):
+    if pairs_off([[match is True for match in row] for row in matches]):
         return True
-    return None if _pairs_off([[match is not False for match in row] for row in matches]) else False
+    return None if pairs_off([[match is not False for match in row] for row in matches]) else False
 
 
-def _pairs_off(matches: Sequence[Sequence[bool]]) -> bool:
-    """Return whether every row can have a column of its own that it matches."""
-    row_of: dict[int, int] = {}
-
-    def place(row: int, tried: set[int]) -> bool:
-        for column, match in enumerate(matches[row]):
-            if match and column not in tried:
-                tried.add(column)
-                if column not in row_of or place(row_of[column], tried):
-                    row_of[column] = row
-                    return True
-        return False
-
-    return all(place(row, set()) for row in range(len(matches)))
-
-
-def _in_order(gold: str, answer: str, count: int) -> bool | None:
-    """Return whether items in these brackets must be in order; None if no order could make them equal."""
-    if {gold, answer} == {"", "[]"} and count == 2:
-        return None  # a closed interval is no list
-    if gold == answer:
-        return gold not in ("", "{}")
-    if "" in (gold, answer):
-        return "{}" not in (gold, answer)
-    return True if count > 2 and {gold, answer} == {"()", "[]"} else None
-
-
-def _names_give_order(gold: Sequence[str], answer: Sequence[str]) -> bool:
-    """Return whether one side alone names its values, and with other letters: x = 1, y = 2 is 1, 2 but not 2, 1."""
-    sides = [[name_of(value) for value in values] for values in (gold, answer)]
-    if all(map(any, sides)):
-        return False
-    letters = [{_NAME_INDEX.sub("", name) for name in names if name} for names in sides]
-    return any(all(names) and len(own) == len(names) > 1 for names, own in zip(sides, letters, strict=True))
-
-
-def _without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[str]]:
-    """Remove `x =` in front of the values, if all of one side have it and none of the other."""
-    sides = [[(value, name_of(value)) for value in values] for values in (gold, answer)]
-    every, some = ([test(name for _, name in side) for side in sides] for test in (all, any))
-    removable = every[0] != every[1] and not all(some)
-    return [[chain(value)[-1] if name and removable else value for value, name in side] for side in sides]
+def _is_choice_of_values(items: Items) -> bool:
+    """Return whether a bare list has several values of one thing, x = 1 or x = 2; that is no tuple."""
+    names = [name for name in map(name_of, items.values) if name]
+    return items.brackets == "" and (len({*names}) < len(names) or _OR.search(items.text) is not None)
 
 
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
@@ -289,14 +268,21 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     residues = residue(gold), residue(answer)
     if any(side.modulus for side in residues):
         return _same_residue(*residues, rules)
-    bases = _in_base(gold), _in_base(answer)
+    bases = in_base(gold), in_base(answer)
     if any(bases):
         return bases[0] == bases[1]
     if (verdict := _same_percent(gold, answer, rules)) is not None:
         return verdict
     if any(map(_STERLING.search, (gold, answer))):
         gold, answer = (_POUNDS.sub("£", text) for text in (gold, answer))  # pounds are a weight otherwise
+    return _same_quantity(gold, answer, rules)
+
+
+def _same_quantity(gold: str, answer: str, rules: Rules) -> bool | None:
     (gold, gold_unit), (answer, answer_unit) = quantity(gold), quantity(answer)
+    halves = (unit.dimension if unit and unit in _HALVES_OF_DAY else "" for unit in (gold_unit, answer_unit))
+    if (verdict := same_time(*zip(map(bare, (gold, answer)), halves, strict=True))) is not None:
+        return verdict
     if {gold_unit, answer_unit} & _HALVES_OF_DAY and None in (gold_unit, answer_unit) and ":" not in gold:
         return False
     if (gold_unit is None) != (answer_unit is None) and _PI.search(gold if gold_unit is None else answer):
@@ -358,20 +344,6 @@ def _same_residue(gold: Residue, answer: Residue, rules: Rules) -> bool | None:
             first, second, size = (int(value) for value in values if value is not None)
             return size > 0 and (first - second) % size == 0
     return _same_value(gold.value, answer.value, rules)
-
-
-def _in_base(text: str) -> tuple[int | str, str] | None:
-    """Return the value and the base of a number in a base, or an indexed variable such as A_1 as it is written."""
-    if (match := _BASE.fullmatch(_NAMED_INDEX.sub("", bare(text)))) is None:
-        return None
-    digits, base = (part.strip("{()}") for part in match.groups())
-    base = _BASES.get(base, base)
-    if base.isdigit() and 2 <= int(base) <= 36 and digits.isalnum() and not digits.isalpha():
-        try:
-            return int(digits, int(base)), base
-        except ValueError:
-            pass
-    return None if "(" in match[0] else (match[1], base)
 
 
 def _same_percent(gold: str, answer: str, rules: Rules) -> bool | None:

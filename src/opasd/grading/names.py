@@ -18,13 +18,15 @@ _NAME = re.compile(
     rf"|\\frac\s*\{{\s*d\s*{_SYMBOL}\s*\}}\s*\{{\s*d\s*{_SYMBOL}\s*\}}"
     r"|[PE]\s*[(\[][A-Z](?:\s*\|\s*[A-Z])?[)\]]|\|\s*[A-Z]{1,3}\s*\|"
 )
-_FUNCTION = re.compile(rf"({_SYMBOL})\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL)
+_FUNCTION = re.compile(
+    rf"({_SYMBOL}(?:\s*\^\s*\{{\s*-\s*1\s*\}})?)\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL
+)
 _VARIABLE = re.compile(_SYMBOL)
 _VECTOR = re.compile(r"\\(?:vec|overrightarrow|mathbf)(?![a-zA-Z])")
 _ABOUT = re.compile(r"\\approx(?![a-zA-Z])")
 _EQUAL_SIGN = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _BINDERS = (
-    re.compile(r"[,;(}]\s*([a-zA-Z])\s*(?:\\in(?![a-zA-Z])|∈)\s*\\mathbb"),
+    re.compile(r"(?:[,;(}:|]|\\mid)\s*([a-zA-Z])\s*(?:\\in(?![a-zA-Z])|∈)\s*\\mathbb"),
     re.compile(r"\\\{\s*([a-zA-Z])\s*(?:\||:|\\mid(?![a-zA-Z]))"),
     re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*([a-zA-Z])\s*="),
 )
@@ -54,11 +56,11 @@ def chain(text: str) -> list[str]:
 
 def name_of(text: str) -> str | None:
     """Return the name in front of `name = value`, in a form for comparison; None without one."""
-    names = _names(text)
+    names = names_of(text)
     return names[0] if names else None
 
 
-def _names(text: str) -> list[str]:
+def names_of(text: str) -> list[str]:
     """Return the name in front, and all variables in a chain such as a = b = 1."""
     links = chain(text)
     if len(links) < 2 or not _NAME.fullmatch(links[0]):
@@ -79,7 +81,7 @@ def name_other_angles(gold: str, answer: str) -> bool:
 
 def without_shared_name(gold: str, answer: str) -> tuple[str, str]:
     """Keep what is after the last `=`, if both sides have the same name in front or one side has no `=`."""
-    names = _names(gold), _names(answer)
+    names = names_of(gold), names_of(answer)
     plain = [not _EQUAL_SIGN.search(text) for text in (gold, answer)]
     if (names[0] and sorted(names[0]) == sorted(names[1])) or (names[0] and plain[1]) or (names[1] and plain[0]):
         return chain(gold)[-1], chain(answer)[-1]

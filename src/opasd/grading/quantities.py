@@ -8,6 +8,7 @@ A text that is longer than any number is left to be compared as text.
 
 import re
 from fractions import Fraction
+from math import prod
 from string import ascii_lowercase
 from typing import NamedTuple
 
@@ -98,7 +99,7 @@ _UNIT_NAMES = {
     "time": {"s sec second 秒": 1, "min minute 分钟": 60, "h hr hour 小时": 3600, "day 天": 86400, "week": 604800},
     "mass": {"mg": "1/1000", "g gm gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
              "lb pound": "453.59237"},
-    "volume": {"ml milliliter millilitre 毫升": "1/1000", "l liter litre 升": 1},
+    "length^3": {"ml milliliter millilitre 毫升": "1/1000000", "l liter litre 升": "1/1000"},
     "money": {"cent ¢": "1/100", r"dollar usd \$ 美元": 1},
     "euro": {r"euro € \euro": 1},
     "sterling": {r"£ \pounds": 1},
@@ -120,16 +121,20 @@ UNITS = {
     for name in names.split()
 }
 _SI_SYMBOLS = "A B C F H Hz J K N Pa T V W Wb Wh eV mol Ω"
-_SI = {"m": "length", "s": "time", "g": "mass", "l": "volume", "L": "volume", "b": "bit"} | {
-    symbol: f"SI {symbol}" for symbol in _SI_SYMBOLS.split()
-}
+_SI = (
+    {symbol: (f"SI {symbol}", Fraction(1)) for symbol in _SI_SYMBOLS.split()}
+    | {"m": ("length", Fraction(1)), "s": ("time", Fraction(1)), "g": ("mass", Fraction(1)), "b": ("bit", Fraction(1))}
+    | dict.fromkeys("lL", ("length^3", Fraction(1, 1000)))
+    | {"N": ("length*mass/time^2", Fraction(1000)), "J": ("length^2*mass/time^2", Fraction(1000))}
+    | {"W": ("length^2*mass/time^3", Fraction(1000)), "Pa": ("mass/length*time^2", Fraction(1000))}
+)
 _SI_NAMES = {"hertz": "Hz", "joule": "J", "newton": "N", "pascal": "Pa", "volt": "V", "watt": "W", "ampere": "A"} | {
     "amp": "A", "ohm": "Ω", "kelvin": "K", "mole": "mol", "coulomb": "C", "farad": "F", "tesla": "T"
 }  # fmt: skip
 _PREFIXES = {"n": -9, "µ": -6, "μ": -6, "m": -3, "c": -2, "d": -1, "": 0, "k": 3, "M": 6, "G": 9, "T": 12}
 SYMBOLS = {
-    prefix + symbol: Unit(dimension, Fraction(10) ** power)
-    for symbol, dimension in _SI.items()
+    prefix + symbol: Unit(dimension, factor * Fraction(10) ** power)
+    for symbol, (dimension, factor) in _SI.items()
     for prefix, power in _PREFIXES.items()
 }
 """Units whose symbols mean something else in another case: 5 MJ are no 5 mJ."""
@@ -139,6 +144,19 @@ _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
 _POWER = r"(?:\^?\{?([23])\}?|([²³]))?"
 _MARKED = re.compile(rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*\{{([^{{}}\d]*)\}}){_POWER}", re.DOTALL)
 _BARE = re.compile(rf"(.*?[\d}})])(\s*)([A-Za-z][A-Za-z./\s]*?)\.?{_POWER}", re.DOTALL)
+# A product of units: \text{ kg}\cdot\text{m}^2, \mu\text{m}, \Omega.
+_TEXT_GROUP = r"\\text\s*\{(?:[^{}]|\^\s*\{[^{}]*\})*\}"
+_FIRST_UNIT = rf"(?:\\mu\s*)?{_TEXT_GROUP}|\\Omega(?![a-zA-Z])"
+_PRODUCT = re.compile(
+    rf"(.*?[^\s\\(,=^_/])\s*((?:{_FIRST_UNIT})(?:\s*(?:{_FIRST_UNIT}|\\cdot|/|[()]|\^\s*(?:\{{\s*-?\d\s*\}}|\d)))*)",
+    re.DOTALL,
+)
+_MICRO = re.compile(r"\\mu\s*\\text\s*\{\s*")
+_OHM = re.compile(r"\\Omega")
+_TEXT_COMMAND = re.compile(r"\\text\s*\{((?:[^{}]|\^\s*\{[^{}]*\})*)\}")
+_UNIT_TERM = re.compile(
+    r"\s*(?:(?P<slash>/\s*\(?)|(?P<name>[^\W\d_]+)\.?\s*(?:\^\s*\{?\s*(?P<power>-?\d)\s*\}?)?\s*(?P<end>\)?))"
+)
 _TERM = r"\s*(\d+(?:\.\d+)?)\s*(?:\\text\s*\{\s*([a-zA-Z]+)\.?(?:\s+and)?\s*\}|([a-zA-Z]{2,})\.?)"
 _COMPOUND = re.compile(rf"(?:{_TERM}){{2,4}}", re.ASCII)
 _TERMS = re.compile(_TERM, re.ASCII)
@@ -184,6 +202,8 @@ def quantity(text: str) -> Quantity:
         if _ANGLE_FUNCTION.search(text):
             return Quantity(text, None)
         return Quantity(match[1], UNITS[_SCALES.get(match[2] or match[3], "degree")])
+    if product := _in_units(text):
+        return product
     if (match := _CJK_UNIT.fullmatch(text)) and not set(match[2]) & set(_CJK_NUMERALS):
         return Quantity(match[1], _unit(match[2], None)[0])
     if match := _MARKED.fullmatch(text):
@@ -264,7 +284,8 @@ def _unit(words: str, power: str | None, *, marked: bool = True) -> tuple[Unit |
         below, divisor = _unit(rate[1], power, marked=marked)
         if below is not None:
             above = above or Unit("", Fraction(1))
-            return Unit(f"{above.dimension}/{below.dimension}", above.factor / below.factor / divisor), multiplier
+            unit = _product([(above, 1), (below, -1)])
+            return unit._replace(factor=unit.factor / divisor), multiplier
     names = [name.lower() for name in _names(words)]
     exponent = {"2": 2, "3": 3, "²": 2, "³": 3}.get(power or "", 1)
     multiplier = 1
@@ -284,4 +305,49 @@ def _unit(words: str, power: str | None, *, marked: bool = True) -> tuple[Unit |
     unit = unit or UNITS.get(name) or UNITS.get(singular) or UNITS.get(name.removesuffix("es"))
     if unit is None:
         unit = Unit(f"'{' '.join(name.removesuffix('s') for name in names)}'", Fraction(1))
-    return Unit(unit.dimension if exponent == 1 else f"{unit.dimension}^{exponent}", unit.factor**exponent), multiplier
+    return _product([(unit, exponent)]), multiplier
+
+
+def _product(powers: list[tuple[Unit, int]]) -> Unit:
+    """Return the product of powers of units; its dimension reads length*mass/time^2."""
+    exponents: dict[str, int] = {}
+    for unit, power in powers:
+        above, _, below = unit.dimension.partition("/")
+        for side, sign in ((above, power), (below, -power)):
+            for part in filter(None, side.split("*")):
+                name, _, exponent = part.partition("^")
+                exponents[name] = exponents.get(name, 0) + sign * int(exponent or 1)
+    above, below = (
+        "*".join(
+            f"{name}^{abs(power)}" if abs(power) > 1 else name
+            for name, power in sorted(exponents.items())
+            if power * sign > 0
+        )
+        for sign in (1, -1)
+    )
+    factor = prod((unit.factor**power for unit, power in powers), start=Fraction(1))
+    return Unit(f"{above}/{below}" if below else above, factor)
+
+
+def _in_units(text: str) -> Quantity | None:
+    r"""Return the value before a product of known units: `9.8\text{ m/s^2}`, `2\text{ N}\cdot\text{m}`."""
+    if (match := _PRODUCT.fullmatch(text)) is None:
+        return None
+    if match[2].startswith("\\Omega") and not (text[match.start(2) - 1] == " " and number(match[1]) is not None):
+        return None  # a variable
+    words = _OHM.sub("Ω", _MICRO.sub(r"\\text{µ", match[2]))
+    words = _TEXT_COMMAND.sub(r" \1 ", words.replace("}Ω", "Ω}")).replace("\\cdot", " ")
+    terms, start, below, closing = [], 0, False, False
+    for term in _UNIT_TERM.finditer(words):
+        if words[start : term.start()].strip():
+            return None
+        start = term.end()
+        if term["slash"]:
+            below, closing = True, term["slash"].endswith("(")
+            continue
+        unit, multiplier = _unit(term["name"], None)
+        if unit is None or not unit.known or unit.dimension == "angle" or multiplier != 1:
+            return None
+        terms.append((unit, int(term["power"] or 1) * (-1 if below else 1)))
+        below = below and closing and not term["end"]
+    return Quantity(match[1].strip(), _product(terms)) if terms and not words[start:].strip() else None

@@ -46,6 +46,7 @@ KNOWN_MARKS = (
     Mark("<thought>", "</thought>"),
     Mark("<reasoning>", "</reasoning>"),
     Mark("<|begin_of_thought|>", "<|end_of_thought|>"),
+    Mark("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """The marks of common models. A completion is read with all of them where nothing says which model wrote it."""
 BOX_TOKENS = Mark("<|begin_of_box|>", "<|end_of_box|>")
@@ -62,6 +63,7 @@ class Reading(NamedTuple):
 _TEMPLATE_MARK = re.compile(
     r"(<\||<|\[|◁)(/?)([\w:.-]*(?:think|thought|reason|analysis|scratchpad)[\w:.-]*)(\|>|>|\]|▷)", re.IGNORECASE
 )
+_BEGINNING = re.compile(r"(?<![a-zA-Z])(?:start|begin|open)(?![a-zA-Z])", re.IGNORECASE)
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
 _JOINT = re.compile(
     r"(?:[\s$]|\\[()\[\],;!]|\\q?quad)*(?:[,;]|(?:,\s*)?(?:\\text\s*\{\s*)?\b(?:and|or)\b(?:\s*\})?)"
@@ -72,12 +74,24 @@ _LONGEST_JOINT = 40
 
 @lru_cache(maxsize=100)
 def marks_of(template: str | None) -> tuple[Mark, ...]:
-    """Return the known marks, and those that a chat template writes or reads: any `<…think…>` with `</…think…>`."""
-    slashes: dict[tuple[str, str, str], set[str]] = {}
-    for left, slash, name, right in _TEMPLATE_MARK.findall(template or ""):
-        slashes.setdefault((left, name, right), set()).add(slash)
-    found = [Mark(f"{a}{name}{z}", f"{a}/{name}{z}") for (a, name, z), both in slashes.items() if len(both) == 2]
+    """Return the known marks, and those that a chat template writes or reads.
+
+    Those are any `<…think…>` with `</…think…>`, and any `<…start…think…>` with `<…end…think…>`.
+    """
+    written = ["".join(parts) for parts in _TEMPLATE_MARK.findall(template or "")]
+    found = [Mark(text, close) for text in written for close in _closing(text) if close in written]
     return tuple(dict.fromkeys([*KNOWN_MARKS, *found]))
+
+
+def _closing(opens: str) -> list[str]:
+    """Return what may close reasoning that this text opens: another word for its beginning, or a slash."""
+    edge, slash, name, other_edge = _TEMPLATE_MARK.fullmatch(opens).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    words = [
+        f"{edge}{name[: word.start()]}{end.upper() if word[0].isupper() else end}{name[word.end() :]}{other_edge}"
+        for word in _BEGINNING.finditer(name)
+        for end in ("end", "stop", "close")
+    ]
+    return [] if slash else [f"{edge}/{name}{other_edge}", *words]
 
 
 def parse_marks(texts: Sequence[str]) -> tuple[Mark, ...]:

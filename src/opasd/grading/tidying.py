@@ -27,12 +27,21 @@ _TOKEN = (
     r"([\da-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
     r"|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega)(?![a-zA-Z]))"
 )
-_FRACTION = re.compile(rf"\\[dtc]?frac(?![a-zA-Z])\s*(?:{_TOKEN}\s*(?:{_TOKEN}|(?=\{{))|(?=\{{))")
+_FRACTION = re.compile(rf"\\(?:[dtc]?(frac)|[dt]?(binom))(?![a-zA-Z])\s*(?:{_TOKEN}\s*(?:{_TOKEN}|(?=\{{))|(?=\{{))")
 _TWO_LEVELS = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
-_FRACTION_OVER_TOKEN = re.compile(rf"(\\frac\s*\{{{_TWO_LEVELS}\}})\s*{_TOKEN}")
+_ROOT_OVER_TOKEN = re.compile(r"(\\sqrt\s*\[[^\[\]]*\])\s*([\da-zA-Z])")
+_FRACTION_OVER_TOKEN = re.compile(rf"(\\(?:frac|binom)\s*\{{{_TWO_LEVELS}\}})\s*{_TOKEN}")
 # Code: np.arcsin(1/2), 2**10, 1./3.
-_LIBRARY = re.compile(r"(?<![\w\\])(?:np|numpy|math|sympy|sp)\.([a-z]+)(?![a-zA-Z])")
-_LIBRARY_NAMES = {"log": "\\ln", "asin": "\\arcsin", "acos": "\\arccos", "atan": "\\arctan", "e": "e", "inf": "\\infty"}
+_LIBRARY = re.compile(r"(?<![\w\\])(?:np|numpy|math|sympy|sp)\.([a-z]+\d*)(?![a-zA-Z])")
+_LIBRARY_NAMES = {"log": "\\ln", "log10": "\\log_{10}", "log2": "\\log_{2}", "e": "e", "inf": "\\infty"} | {
+    f"a{name}": f"\\arc{name}" for name in ("sin", "cos", "tan")
+}
+# Words for signs: sin(x), pi/4, 2 x 10^5, +/- 3.
+_FUNCTION = r"(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log"
+_FUNCTION_WORD = re.compile(rf"(?<![a-zA-Z\\])({_FUNCTION})(?=\s*[(\\\d^_]|\s+[a-z](?![a-zA-Z]))")
+_FUNCTION_NAME = re.compile(rf"\\(?:operatorname|text|mathrm)\s*\{{\s*({_FUNCTION})\s*\}}")
+_PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z_])")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", re.ASCII)
 _STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(-?\d+(?:\.\d+)?|-?[a-zA-Z](?!\w)|\([^()]*\))", re.ASCII)
 _ROOT_OF = re.compile(r"\\?(?<![a-zA-Z])sqrt\s*\(([^()]*)\)")
 _EXP = re.compile(r"(?<![a-zA-Z\\])exp(?=\s*\()")
@@ -45,6 +54,17 @@ _ORDINAL = re.compile(
 _TIMES = re.compile(r"(?<=[\d)}])\s*(?:\\text\s*\{\s*(?:times|multiplied by)\s*\}|times(?![a-zA-Z]))\s*(?=[\d(\\])")
 _OUT_OF = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*out of\s*\}|out of)\s*(\d+)$", re.ASCII)
 _RATIO = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to(?![a-zA-Z]))\s*(\d+)$", re.ASCII)
+_BASE = re.compile(
+    r"^\(?(?=\w*\d)([^\W_]+)\)?\s*(?:_\s*\{\s*)?(?:\\text\s*\{\s*)?\(?\s*base[\s-]*\}?\s*(\d+|[a-z]+)[\s)}]*$",
+    re.ASCII,
+)
+_ALL_REALS = re.compile(r"^(?:\\text\s*\{\s*)?(?:the set of )?all (?:reals|real numbers)\.?\s*\}?$", re.IGNORECASE)
+_FOR_ALL = re.compile(
+    r"^([a-zA-Z]\s*\(\s*([a-z])\s*\)\s*=.*?\S)\s*,?"
+    r"\s*\\text\s*\{\s*,?\s*for (?:all|every|any|each)(?: real)?(?: numbers?)?\s*\}"
+    r"\s*\2\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?$",
+    re.DOTALL,
+)
 _ROUGHLY = re.compile(
     r"^\\text\s*\{\s*\(\s*(?:about|approximately|approx\.?|roughly|around)\s*\}(.*)\\text\s*\{\s*\)\s*\}$"
     r"|^(.*\S)\s*(?:\\text\s*\{\s*\(?(?:approximately|approx\.?|roughly)\)?\s*\}|\((?:approximately|approx\.?|roughly)\))$",
@@ -59,7 +79,7 @@ _TWO_FORMULAS = re.compile(r"(?<!\\)\$(?:\s*\n\s*|\s+)\$(?!\$)")
 _DIGIT_GAP = re.compile(r"(?<=\d),\\!\s*(?=\d{3})|(?<=\d)\{,\}(?=\d{3})|(?<=\d)\\[,;:!](?=\d{3}(?!\d))")
 _SPACED_NUMBER = re.compile(r"[-+]?\d{1,3}(?: \d{3})+", re.ASCII)
 _LOOKS = re.compile(
-    r"(?<!\\)\$|(?<!\\)\\[()\[\]]|\\(?:left|right|middle|displaystyle|limits|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\*\*"
+    r"(?<!\\)\$|(?<!\\)\\[()\[\]]|\\(?:left|right|middle|displaystyle|limits|bf|[lL]arge|[hH]uge|LARGE|checkmark|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\*\*"
     r"|\\(?:text)?color\s*\{[^{}]*\}"
 )
 _SPACE = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:quad|qquad|,)(?![a-zA-Z])|~|\s+")
@@ -67,6 +87,9 @@ _REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _FONT = re.compile(
     r"\\(?:textbf|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
 )
+_TEXT_COMMAND = re.compile(r"\\text\s*\{")
+_TWO_TEXTS = re.compile(r"(\\text\s*\{[^{}]*?)\s*\}\s*\\text\s*\{")
+_FONT_OF_EXPRESSION = re.compile(r"\\text\s*\{(?=[\s\d+-]*\\(?:[dtc]?frac|sqrt|pi|[dt]?binom)(?![a-zA-Z]))")
 TEXT = re.compile(r"\\(?:text|operatorname)\s*\{([^{}]*)\}")
 # Brackets and what separates items.
 _MARK = re.compile(r"\\[{}]|\\[lr]brace(?![a-zA-Z])|\\(?:begin|end)\s*\{\w+\*?\}|\\[lr]angle(?![a-zA-Z])|[()\[\]{},;]")
@@ -77,6 +100,8 @@ _AND = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(\\text\s*\{[^{}]*\})|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])|[或和]", re.ASCII
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.,(\[])\d{1,3}(?:,\d{3})+(?=, )", re.ASCII)
+MOST_FONTS = 10
+"""Fonts that are taken off one answer."""
 DEEPEST = 50
 """Brackets within brackets that an expression may have."""
 
@@ -89,8 +114,8 @@ def tidy(text: str) -> str:
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
-    text = _without_words(text)
-    text = _FRACTION.sub(_braced_fraction, text)
+    text = _without_words(_TWO_TEXTS.sub(r"\1 ", _without_fonts(text.strip())))
+    text = _ROOT_OVER_TOKEN.sub(r"\1{\2}", _FRACTION.sub(_braced_fraction, text))
     text = _FACTORIAL_IS.sub("! =", text)
     text = _NEGATIVE_POWER.sub(r"^{\1}", text)
     text = _ABOUT.sub(r"\1=", _FRACTION_OVER_TOKEN.sub(r"\1{\2}", text), count=1)
@@ -112,18 +137,45 @@ def _as_latex(text: str) -> str:
         text = _STARS.sub(lambda power: f"^{{{power[1].removeprefix('(').removesuffix(')')}}}", text)
     if "exp" in text:
         text = _EXP.sub(r"\\exp", text)
+    text = _FUNCTION_WORD.sub(r"\\\1", _FUNCTION_NAME.sub(r"\\\1 ", text))
+    text = _TIMES_TEN.sub(r"\\times ", _PI.sub(r"\\pi ", text)).replace("+/-", "\\pm ")
     return _ROOT_OF.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text
+
+
+def _closing_brace(text: str, start: int) -> int:
+    """Return where the brace closes that was opened before the start, or the end of the text."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    return len(text)
+
+
+def _without_fonts(text: str) -> str:
+    """Return an expression without the font around it, which `tidy` has made a text command; words keep theirs."""
+    for _ in range(MOST_FONTS):
+        font = _FONT_OF_EXPRESSION.search(text)
+        if font is None and (whole := _TEXT_COMMAND.match(text)) and not {"\\", "{"}.isdisjoint(text[whole.end() :]):
+            font = whole if _closing_brace(text, whole.end()) == len(text) - 1 else None
+        if font is None:
+            break
+        end = _closing_brace(text, font.end())
+        text = text[: font.start()] + text[font.end() : end] + text[end + 1 :]
+    return text
 
 
 def _without_words(text: str) -> str:
     """Return the text with words that are signs as signs, and without those that say nothing."""
     text = _TIMES.sub(r" \\times ", _ORDINAL.sub("", text))
     text = _RATIO.sub(r"\1:\2", _OUT_OF.sub(r"\\frac{\1}{\2}", text.strip()))
+    text = _FOR_ALL.sub(r"\1", _ALL_REALS.sub(r"\\mathbb{R}", _BASE.sub(r"\1_{\2}", text)))
     return (roughly[1] or roughly[2]).strip() if (roughly := _ROUGHLY.match(text)) else text
 
 
 def _braced_fraction(fraction: re.Match[str]) -> str:
-    return "\\frac" + "".join(f"{{{part}}}" for part in fraction.groups() if part)
+    kind, *parts = filter(None, fraction.groups())
+    return f"\\{kind}" + "".join(f"{{{part}}}" for part in parts)
 
 
 def bare(text: str) -> str:

@@ -38,7 +38,7 @@ _CJK_PROSE = re.compile(r"[\u3400-\u9fff]{4}")
 _SHORT_WORDS = {"no", "odd", "yes"}
 _CJK = re.compile(r"[\u3400-\u9fff]")
 # Words in front of a value.
-_LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[\\+-])(?!\\text)")
+_LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[\\+-]|\.\d)(?!\\text)")
 _HARMLESS = re.compile(
     r"(?!.*(?:\b(?:not|than|whose|which)\b|n't))(?:.*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))|(?:(?:the|an?|so"
     r"|thus|hence|therefore|final|correct|answers?|results?|solutions?|values?|total|both|exactly|about|approximately|day|year"
@@ -55,6 +55,11 @@ _SENTENCE_VERB = re.compile(
     r"(?!.*(?:\b(?:not|than|whose|which)\b|n't)).*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))\s*",
     re.IGNORECASE | re.DOTALL,
 )
+_ANSWER_IS = re.compile(
+    r"(\\text\s*\{)?\s*(?:the )?(?:final |correct )?answer(?: is:?|:)\s*"
+    r"(?:(\})\s*(?=[a-zA-Z][^{}\\]*$)|(?=[^{}]*[^{}\s][^{}]*\}?$))",
+    re.IGNORECASE,
+)
 _INNER_WORDS = re.compile(r"\\text\s*\{([^{}]*[a-zA-Z]{2}[^{}]*)\}(?!\s*[(_^{])")
 _LEADING_WORD = re.compile(r"^\\text\s*\{\s*([^\W\d_]{2,})\s*\}\s*(?=\d)")
 _LEADING_OPTION = re.compile(
@@ -64,6 +69,14 @@ _CJK_LEAD = re.compile(
     r"^(?![\u3400-\u9fff]*(?:[不非负至]|[大小多少高低]于))[\u3400-\u9fff]*?"
     r"(?:[是为得共约第]|等于|答案|[\u3400-\u9fff]\s*[:=])\s*(?=[^\u3400-\u9fff\s])"
 )
+
+
+def without_answer_is(text: str) -> str:
+    """Remove `The answer is` in front of words or of a single letter."""
+    if (lead := _ANSWER_IS.match(text)) is None:
+        return text
+    opened, closed = lead.groups()
+    return f"\\text{{{text[lead.end() :]}" if opened and not closed else text[lead.end() :]
 
 
 def choice(text: str, *, marked: bool = False) -> str | None:

@@ -130,7 +130,8 @@ def _describe(fault: Any, keys: tuple[str, ...], section: type[Section], annotat
         case "list_type" | "tuple_type":
             return f"{got}; give a list such as [a, b]"
         case _:
-            return f"{got}; it must be {str(fault['msg']).removeprefix('Input should be ')}"
+            wanted = str(fault["msg"]).removeprefix("Input should ").removeprefix("String should ")
+            return f"{got}; it must {wanted}"
 
 
 def _show(value: object) -> str:
