@@ -40,6 +40,13 @@ MISTAKES = {
     "samples": ("evaluate", "lab", "--samples", "99999999999"),
     "problems": ("evaluate", "lab", "--problems", "99999999999"),
     "a sample of the data": (*TRAIN, "--data.sample", "99999999999"),
+    "a weight of 400 digits": (*TRAIN, "--objective.attention-weight", "9" * 400),
+    "a scale of 400 digits": (*TRAIN, "--model.lora-alpha", "9" * 400),
+    "layers": ("validate", "lab", "--objective.attention.layers", "9999999999"),
+    "layers in a plan": ("plan", "lab", "--objective.attention.layers", "9" * 400),
+    "problems of a draw": (*TRAIN, "--train.per-device-train-batch-size", "9999999999"),
+    "draws of a step": ("validate", "lab", "--train.gradient-accumulation-steps", "9" * 400),
+    "another field of 400 digits": (*TRAIN, "--train.extra.logging_steps", "9" * 400),
 }
 
 

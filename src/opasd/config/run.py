@@ -121,9 +121,9 @@ class TrainConfig(Section):
     """Optimizer steps."""
     learning_rate: float = Field(default=5e-6, ge=0, allow_inf_nan=False)
     """Learning rate of AdamW."""
-    per_device_train_batch_size: int = Field(default=1, gt=0)
+    per_device_train_batch_size: int = Field(default=1, gt=0, le=10**6)
     """Problems that each process draws at a time; `tokens_per_microbatch` bounds the memory."""
-    gradient_accumulation_steps: int = Field(default=64, gt=0)
+    gradient_accumulation_steps: int = Field(default=64, gt=0, le=10**6)
     """Draws per optimizer step; problems per step = batch size x accumulation x processes."""
     lr_scheduler_type: Schedule = "constant"
     """Schedule of the learning rate."""
