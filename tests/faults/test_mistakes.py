@@ -46,6 +46,10 @@ MISTAKES = {
     "layers in a plan": ("plan", "lab", "--objective.attention.layers", "9" * 400),
     "problems of a draw": (*TRAIN, "--train.per-device-train-batch-size", "9999999999"),
     "draws of a step": ("validate", "lab", "--train.gradient-accumulation-steps", "9" * 400),
+    "no value of a number": ("plan", "lab", "--gpus=--"),
+    "no value of a list": ("evaluate", "lab", "--benchmarks=--"),
+    "no value of a field": ("validate", "lab", "--model.lora-r=--"),
+    "the width of a page": ("prompt", "lab", "--width", "2147483648"),
     "another field of 400 digits": (*TRAIN, "--train.extra.logging_steps", "9" * 400),
 }
 
