@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,13 +51,30 @@ MISTAKES = {
     "no value of a list": ("evaluate", "lab", "--benchmarks=--"),
     "no value of a field": ("validate", "lab", "--model.lora-r=--"),
     "the width of a page": ("prompt", "lab", "--width", "2147483648"),
+    "a text without end": ("attend", "lab", "--completion", "/dev/zero"),
+    "a page without end": ("attend", "lab", "--output", "/dev/zero"),
+    "a path that cannot be": ("recipes", "copy", "lab", "a\0b"),
+    "another": ("evaluate", "lab", "--problems", "1", "--samples", "1", "--output", "\ud800"),
+    "a superscript": ("lab", "problems", "²"),
+    "problems to print": ("lab", "problems", "9" * 5000),
     "another field of 400 digits": (*TRAIN, "--train.extra.logging_steps", "9" * 400),
 }
 
 
+def _bounded(read):
+    def reads(path, *args, **kwargs):
+        assert str(path) != "/dev/zero", "all memory would be filled"
+        return read(path, *args, **kwargs)
+
+    return reads
+
+
 @pytest.mark.parametrize("words", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_message(tmp_path, words):
-    done = opasd(tmp_path, *words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", _bounded(Path.read_text))
+        patch.setattr(Path, "read_bytes", _bounded(Path.read_bytes))
+        done = opasd(tmp_path, *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error:") == 1
