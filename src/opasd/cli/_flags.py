@@ -70,6 +70,10 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+process_count = whole_number(1, 1024)
+"""The type of --num-processes."""
+
+
 def without_flags(args: Iterable[str], flags: Iterable[str], switches: Iterable[str] = ()) -> list[str]:
     """Return the arguments without these flags and their values, and without these switches, which have no value."""
     rest, words = [], iter(args)

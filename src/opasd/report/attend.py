@@ -241,7 +241,8 @@ def _read_completion(path: Path | None) -> str | None:
             raw = file.read(MOST_BYTES + 1)
         text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--completion {path}: cannot be read as UTF-8 text ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--completion {str(path)[:200]}: cannot be read as UTF-8 text ({reason})") from error
     if len(raw) > MOST_BYTES:
         raise ConfigError(f"--completion {path}: larger than {MOST_BYTES // 2**20} MiB; give one answer's text")
     return text
