@@ -60,7 +60,7 @@ class DataConfig(Section):
     on_bad_row: StopOrSkip = "stop"
     """A row with a missing column, empty or non-string text or a too long solution: stop, or skip and count it."""
     solution_limit: int = Field(default=1_000_000, gt=0)
-    """Most characters of a solution; a row with a longer one is bad."""
+    """Most characters of a solution, a question or an answer; a row with a longer one is bad."""
     max_question_chars: int | None = Field(default=None, gt=0)
     """Leave out problems with a longer question."""
     max_solution_chars: int | None = Field(default=None, gt=0)
