@@ -2,15 +2,18 @@
 
     python benchmarks/long_sequences.py --model 1.7b --lengths 8192,16384,32768,65536 --json results/long.json
     python benchmarks/long_sequences.py --planned --lengths 8192,16384,32768,65536,131072
+    python benchmarks/long_sequences.py --compare results/long.json
 
 Random weights in Qwen3's shapes, LoRA r = 64, bfloat16, gradient checkpointing, the trainer's own step: teacher,
 student, both losses, backward, AdamW. One rollout of the given length in a step, after a prompt of 256 tokens; the
 teacher also reads a solution of 1,024. Each case is run once to warm up, if its time allows, and once to measure.
---planned needs no GPU: it prints what `opasd plan` computes for such updates of all models.
+--planned and --compare need no GPU: they print what `opasd plan` computes for such updates, of all models or of those
+that were measured.
 """
 
 import argparse
 import gc
+import json
 import tempfile
 import time
 from dataclasses import replace
@@ -24,7 +27,7 @@ from update_step import Setup, change, make_rollouts, make_trainer, step
 from opasd.config import RunConfig
 from opasd.device import short_of_memory
 from opasd.model.unwrap import unwrap
-from opasd.plan.memory import GIB, Lengths, memory
+from opasd.plan.memory import GIB, Lengths, Memory, memory
 from opasd.plan.shapes import KNOWN, Shape
 from opasd.plan.speed import GPUS, Gpu
 from opasd.plan.table import MODELS
@@ -68,12 +71,29 @@ def planned(lengths: list[int], gpu: Gpu) -> None:
         shape, cells = Shape.of(KNOWN[f"Qwen/Qwen3-{model}"]), []
         for length in lengths:
             for offload in (False, True):
-                settings = {"model": {"dtype": "bfloat16"}, "rollout": {"max_new_tokens": length}}
-                config = RunConfig.model_validate(settings | {"offload_activations": offload})
-                needs = replace(memory(config, shape, Lengths(256, 1024, length), 1, gpu.memory), rollout={})
+                needs = plan_of(shape, length, gpu, offload=offload)
                 host = f" ({sum(needs.host.values()) / GIB:.0f})" if offload else ""
                 cells.append(f"{needs.needed / GIB:.0f}{host}" + ("" if needs.needed <= gpu.memory else ", too much"))
         print(f"| {model} | {' | '.join(cells)} |")
+
+
+def plan_of(shape: Shape, length: int, gpu: Gpu, *, offload: bool) -> Memory:
+    """Return the memory of an update on one rollout of this length."""
+    settings = {"model": {"dtype": "bfloat16"}, "rollout": {"max_new_tokens": length}, "offload_activations": offload}
+    config = RunConfig.model_validate(settings)
+    return replace(memory(config, shape, Lengths(256, 1024, length), 1, gpu.memory), rollout={})
+
+
+def compare(path: str, gpu: Gpu) -> None:
+    """Print what was measured beside what is planned."""
+    found = json.loads(Path(path).read_text())
+    shape = Shape.of(KNOWN[f"Qwen/Qwen3-{found['model'].upper()}"])
+    print("| tokens | offloaded | in use, GiB | planned, GiB | error | reserved, GiB |\n|---|---|---|---|---|---|")
+    for row in (row for row in found["rows"] if "peak" in row):
+        planned, offload = plan_of(shape, row["length"], gpu, offload=row["offload"]).peak, row["offload"]
+        cells = [f"{row['length']:,}", "yes" if offload else "no", f"{row['peak'] / GIB:.1f}", f"{planned / GIB:.1f}"]
+        cells += [f"{planned / row['peak'] - 1:+.1%}", f"{row['reserved'] / GIB:.1f}"]
+        print(f"| {' | '.join(cells)} |")
 
 
 def main() -> None:
@@ -83,7 +103,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80, help="Begin no case after so many.")
     parser.add_argument("--json")
     parser.add_argument("--planned", action="store_true", help="Print what is planned; measure nothing.")
+    parser.add_argument("--compare", help="Print the table of a file of raw figures; measure nothing.")
     options = parser.parse_args()
+    if options.compare:
+        compare(options.compare, GPUS["h200"])
+        return
     if options.planned:
         planned([int(length) for length in options.lengths.split(",")], GPUS["h200"])
         return

@@ -174,7 +174,7 @@ def layer_numbers(layers: Layers, count: int, model: str = "the model") -> list[
     """Return which of the `count` attention layers of `model` are meant, from 0 and increasing."""
     if layers == "all":
         return list(range(count))
-    wanted = range(-layers, 0) if isinstance(layers, int) else layers
+    wanted = range(-min(layers, count + 1), 0) if isinstance(layers, int) else layers
     numbers = sorted({number % count for number in wanted if -count <= number < count})
     if not numbers or len(numbers) < len(wanted):
         shown = layers if isinstance(layers, int) else list(layers)

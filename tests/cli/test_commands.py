@@ -205,7 +205,7 @@ def test_flags_take_yaml_words_and_keys_of_mappings(opasd: CommandLine) -> None:
         (["--train.extra.logging_steps", "5"], ["train.extra.logging_steps: every step is logged"]),
         (["--train.extra.label_smoothing_factor", "0.1"], ["label_smoothing_factor: the losses have no labels"]),
         (["--validation-data.x.sorce", "y"], ["did you mean validation_data.x.source?"]),
-        (["--num-processes", "0"], ["--num-processes: got 0"]),
+        (["--num-processes", "0"], ["--num-processes: expected a number from 1 to 1024"]),
         (["--name", "../x"], ["name: got '../x'"]),
         (["opsd-qwen3-2b"], ['no recipe "opsd-qwen3-2b"; did you mean opsd-qwen3-']),
         (["bad.yaml"], ["bad.yaml:", "train.max_stepz: unknown key; did you mean train.max_steps?"]),

@@ -9,8 +9,8 @@ from opasd.cli._output import tame
 from tests.commands import opasd
 from tests.faults.targets import whole_run
 
-STEERS = "a\x1b]0;title\x07\x9b2J\u202eb\x08"
-SHOWN = r"a\u001b]0;title\u0007\u009b2J\u202eb\u0008"
+STEERS = "a\x1b]0;title\x07\x9b2J\u202eb\x08\x1b[8mhidden\x1b[31m"
+SHOWN = r"a\u001b]0;title\u0007\u009b2J\u202eb\u0008\u001b[8mhidden\u001b[31m"
 
 
 @pytest.fixture
@@ -48,4 +48,6 @@ def test_problems(tmp_path):
 
 def test_colours_and_the_line_that_is_redrawn_stay():
     text = "\r\x1b[K\x1b[1;31merror:\x1b[0m\tä → █\n"
-    assert tame(text) == text
+    assert tame(text, colours=True) == text
+    assert tame("\x1b[8mhidden\x1b[5;7m", colours=True) == r"\u001b[8mhidden\u001b[5;7m"
+    assert tame("\x1b[31m") == r"\u001b[31m"

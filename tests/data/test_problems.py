@@ -116,6 +116,8 @@ HALF = "half a surrogate pair, or a byte that is not UTF-8"
         (row(solution=["s"]), "column \"solution\" is list ['s'], not text"),
         (row(solution=b"s"), "column \"solution\" is bytes b's', not text"),
         (row(solution="a" * 11), 'column "solution" has 11 characters, more than data.solution_limit 10'),
+        (row("a" * 11), 'column "problem" has 11 characters, more than data.solution_limit 10'),
+        (row(answer="1" * 11), 'column "answer" has 11 characters, more than data.solution_limit 10'),
         (row(solution="ab\0c"), 'column "solution" holds U+0000 (NUL) at character 3'),
         (row("\ud83d"), f'column "problem" holds U+D83D ({HALF}) at character 1'),
         (row(answer=True), 'column "answer" is bool True, not text or a number'),

@@ -11,7 +11,7 @@ from tests.processes import ROOT, environment
 FAULTS, SERVERS, TRAINER = "tests/faults/test_", "tests/rollout/vllm/test_server.py", "tests/trainer/test_trainer.py"
 CASES = {
     f"{FAULTS}damaged_runs.py::test_the_last_good_checkpoint_is_used": (
-        "a checkpoint cut, zeroed, flipped, emptied, with NaN, of another run or of another step",
+        "a checkpoint cut, zeroed, flipped, emptied, with NaN, with files added, of another run or of another step",
         "the last whole one is used, and said; the run ends as if undisturbed",
     ),
     f"{FAULTS}damaged_runs.py::test_a_run_without_a_whole_checkpoint_is_refused_and_not_changed": (
@@ -51,7 +51,7 @@ CASES = {
         "refused",
     ),
     f"{FAULTS}mistakes.py::test_a_mistake_is_one_message": (
-        "commands that once ended in tracebacks",
+        "commands that once ended in tracebacks or not at all",
         "one message, code 2",
     ),
     f"{FAULTS}mistakes.py::test_closed_and_full_output": ("an output that is closed or full", "no traceback"),

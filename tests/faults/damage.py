@@ -55,6 +55,11 @@ def of_another_step(path: Path) -> None:
     shutil.copytree(earlier, checkpoint)
 
 
+def added(path: Path) -> None:
+    """A file that a loader would take, which the run did not write."""
+    path.write_bytes(b"x")
+
+
 CHECKPOINT_DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "adapter cut": ("adapter_model.safetensors", cut),
     "4 KiB of zeros in the adapter": ("adapter_model.safetensors", zeroed),
@@ -69,6 +74,8 @@ CHECKPOINT_DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "manifest cut": ("manifest.json", cut),
     "manifest missing": ("manifest.json", Path.unlink),
     "manifest missing and the adapter altered": ("adapter_model.safetensors", altered_without_manifest),
+    "weights added": ("pytorch_model.bin", added),
+    "rollouts added": ("ahead.json", added),
     "checkpoint of another run": ("manifest.json", of_another_run),
     "checkpoint of another step": ("trainer_state.json", of_another_step),
 }

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,15 +38,47 @@ MISTAKES = {
     "rollouts": (*TRAIN, "--rollout.rollouts-per-problem", "9999999999"),
     "tokens": (*TRAIN, "--rollout.max-new-tokens", "9999999999"),
     "processes": (*TRAIN, "--num-processes", "99999999"),
+    "processes of an evaluation": ("evaluate", "lab", "--num-processes", "2147483648"),
+    "processes of a probe": ("probe", "lab", "--num-processes", "2147483648"),
+    "samples of a probe": ("probe", "lab", "--samples", "2147483648"),
+    "steps of the demo": ("demo", "--quick", "--steps", "2147483648"),
     "samples": ("evaluate", "lab", "--samples", "99999999999"),
     "problems": ("evaluate", "lab", "--problems", "99999999999"),
     "a sample of the data": (*TRAIN, "--data.sample", "99999999999"),
+    "a weight of 400 digits": (*TRAIN, "--objective.attention-weight", "9" * 400),
+    "a scale of 400 digits": (*TRAIN, "--model.lora-alpha", "9" * 400),
+    "layers": ("validate", "lab", "--objective.attention.layers", "9999999999"),
+    "layers in a plan": ("plan", "lab", "--objective.attention.layers", "9" * 400),
+    "problems of a draw": (*TRAIN, "--train.per-device-train-batch-size", "9999999999"),
+    "draws of a step": ("validate", "lab", "--train.gradient-accumulation-steps", "9" * 400),
+    "no value of a number": ("plan", "lab", "--gpus=--"),
+    "no value of a list": ("evaluate", "lab", "--benchmarks=--"),
+    "no value of a field": ("validate", "lab", "--model.lora-r=--"),
+    "the width of a page": ("prompt", "lab", "--width", "2147483648"),
+    "a text without end": ("attend", "lab", "--completion", "/dev/zero"),
+    "a page without end": ("attend", "lab", "--output", "/dev/zero"),
+    "a path that cannot be": ("recipes", "copy", "lab", "a\0b"),
+    "another": ("evaluate", "lab", "--problems", "1", "--samples", "1", "--output", "\ud800"),
+    "a superscript": ("lab", "problems", "²"),
+    "problems to print": ("lab", "problems", "9" * 5000),
+    "another field of 400 digits": (*TRAIN, "--train.extra.logging_steps", "9" * 400),
 }
+
+
+def _bounded(read):
+    def reads(path, *args, **kwargs):
+        assert str(path) != "/dev/zero", "all memory would be filled"
+        return read(path, *args, **kwargs)
+
+    return reads
 
 
 @pytest.mark.parametrize("words", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_message(tmp_path, words):
-    done = opasd(tmp_path, *words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", _bounded(Path.read_text))
+        patch.setattr(Path, "read_bytes", _bounded(Path.read_bytes))
+        done = opasd(tmp_path, *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error:") == 1

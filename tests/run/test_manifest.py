@@ -1,5 +1,6 @@
 """The manifest of a folder: any change of any file is found, and the newest whole result of a run is taken."""
 
+import hashlib
 import json
 import shutil
 
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opasd.errors import ConfigError
-from opasd.run.manifest import MANIFEST, damage_of, is_finished, newest_result, write_manifest
+from opasd.files import write_json
+from opasd.run.manifest import MANIFEST, checkpoints, damage_of, is_finished, newest_result, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,31 @@ def _meaning(text: bytes) -> object:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def test_a_manifest_names_nothing_outside_its_folder(folder, tmp_path):
+    """Not even to compare it: the name of a file and a guess of its content would tell whether that is right."""
+    folder = shutil.copytree(folder, tmp_path / "checkpoint-3")
+    outside = tmp_path / "secret"
+    outside.write_text("1234")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name in ("../secret", str(outside)):
+        manifest["files"][name] = {"bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}
+        write_json(folder / MANIFEST, manifest)
+        assert damage_of(folder) == f"it has no {name}"
+        del manifest["files"][name]
+
+
+def test_notes_may_be_added_and_numbers_are_digits(folder, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "checkpoint-3")
+    for name in ("NOTES.md", ".hidden.json", "Modelfile", "model.gguf"):
+        (folder / name).write_text("mine")
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation" / "evaluation.json").write_text("{}")
+    assert damage_of(folder) is None
+    for name in ("checkpoint-2", "checkpoint--3", "checkpoint-x-4", "checkpoint-٣"):
+        (folder / name).mkdir()
+    assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"]
 
 
 def test_a_folder_of_another_run(folder):

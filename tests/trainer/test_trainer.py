@@ -187,6 +187,8 @@ def test_metrics_samples_and_validation(tmp_path):
         "learning_rate", "attention/reference_text_mass", "attention/reference_words_mass",
     }  # fmt: skip
     assert wanted <= steps[0].keys()
+    kept = [name for row in trainer.state.log_history if "loss" in row for name in row]
+    assert len({id(name) for name in kept}) == len(set(kept)), "a long run holds each row's names again"
     assert not [name for name in steps[0] if name.startswith("looked/") or name == "attention/needed_mass"]
     parts = steps[0]["attention/reference_text_mass"], steps[0]["attention/reference_words_mass"]
     assert min(parts) > 0

@@ -172,6 +172,8 @@ def _message(error: Exception) -> str | None:
             return LOST
     if isinstance(error, RuntimeError) and str(error) == "Could not determine home directory.":
         return "a path begins with ~ and the name of a user who is not known here; give the whole path"
+    if str(error) == "embedded null byte" or (isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason):
+        return "a path has a character that no file's name can have; give another path"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
         return "the machine's memory is too small for this; `opasd plan` says how much a run needs"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT):

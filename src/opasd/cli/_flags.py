@@ -62,12 +62,16 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= (high or 10**18)):
-            if high is not None:
-                raise argparse.ArgumentTypeError(f"expected a number from {low} to {high}, got {text!r:.40}")
+            if high is not None or (text.isascii() and text.isdigit() and int(text[:20]) > low):
+                raise argparse.ArgumentTypeError(f"expected a number from {low} to {high or 10**18}, got {text!r:.40}")
             raise argparse.ArgumentTypeError(f"got {text[:40]}; give {low} or more")
         return int(text)
 
     return parse
+
+
+process_count = whole_number(1, 1024)
+"""The type of --num-processes."""
 
 
 def without_flags(args: Iterable[str], flags: Iterable[str], switches: Iterable[str] = ()) -> list[str]:

@@ -12,14 +12,18 @@ from typing import Any
 
 _REDRAW = re.compile(r"\r(?:\x1b\[K)?")
 """The start of a line that takes the place of the one before."""
-_STEERS = re.compile(r"\x1b\[[0-9;]{0,8}m|([\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069])")
-"""Colours, which stay, or a control character: of a terminal, or one that turns the direction of writing."""
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""A control character: of a terminal, or one that turns the direction of writing."""
+_COLOUR = re.compile(r"(\x1b\[(?:[0-2]|3[1-6]|1;31)m)")
+"""What commands colour their own words with; nothing that hides a text."""
 
 
-def tame(text: str) -> str:
-    """Return the text with control characters as \\uXXXX; line ends, tabs, colours and a first \\r stay."""
+def tame(text: str, *, colours: bool = False) -> str:
+    """Return the text with control characters as \\uXXXX; line ends, tabs, a first \\r and, on demand, colours stay."""
     start = match.end() if (match := _REDRAW.match(text)) else 0
-    return text[:start] + _STEERS.sub(lambda found: f"\\u{ord(found[1]):04x}" if found[1] else found[0], text[start:])
+    parts = _COLOUR.split(text[start:]) if colours else [text[start:]]
+    parts[::2] = [_STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", part) for part in parts[::2]]
+    return text[:start] + "".join(parts)
 
 
 class _Tamed:
@@ -27,9 +31,10 @@ class _Tamed:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._colours = stream.isatty()
 
     def write(self, text: str) -> int:
-        self._stream.write(tame(text))
+        self._stream.write(tame(text, colours=self._colours))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

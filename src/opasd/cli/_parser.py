@@ -77,6 +77,13 @@ class Parser(argparse.ArgumentParser):
         self._positionals.title = "what"
         self.add_argument("-h", "--help", action="help", help="Show this page.")
 
+    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for word in args:
+            flag, equals, value = word.partition("=")
+            if equals and value == "--" and flag.startswith("--"):  # argparse would take it for no value at all
+                self.error(f"{flag[:60]}: expected a value, got --")
+        return super().parse_known_args(args, namespace)
+
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         options, unknown = self.parse_known_intermixed_args(list(args), namespace)
         self.refuse(unknown)

@@ -66,13 +66,13 @@ def parser() -> Parser:
     command.add_argument(
         "--steps",
         metavar="N",
-        type=whole_number(1),
+        type=whole_number(1, 100_000),
         help="Optimizer steps of each training. (default: 15; --quick: 10)",
     )
     command.add_argument(
         "--problems",
         metavar="N",
-        type=whole_number(1),
+        type=whole_number(1, 100_000),
         help="Held-out problems to answer. (default: 1200; --quick: 300)",
     )
     command.add_argument(

@@ -164,7 +164,7 @@ def _judged(judge: str, path: Path, rollout: "RolloutConfig", settings: dict[str
 
 def parser() -> Parser:
     """Return the command's parser."""
-    from opasd.cli._flags import add_flags, whole_number
+    from opasd.cli._flags import add_flags, process_count
     from opasd.evaluation.profiles import PROFILE_OPTIONS
     from opasd.recipes.evaluate import EvaluateConfig
 
@@ -202,7 +202,7 @@ def parser() -> Parser:
         "engine and batch are taken over from there, not drawn again. May be repeated.",
     )  # fmt: skip
     command.add_argument(
-        "--num-processes", metavar="N", type=whole_number(1), default=1,
+        "--num-processes", metavar="N", type=process_count, default=1,
         help="Processes here, one for each GPU; they share the problems. (default: 1)",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="Print the results as one JSON object.")

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from argparse import ArgumentTypeError
 
+from opasd.cli._flags import whole_number
 from opasd.cli._parser import Parser
 from opasd.errors import ConfigError
 
@@ -30,11 +32,13 @@ def run(args: list[str]) -> int:
         return 0
     if action != "problems":
         raise ConfigError(f'opasd lab has no "{action[:60]}"; it has problems')
-    if len(rest) > 1 or (rest and not rest[0].isdigit()):
-        raise ConfigError(f"opasd lab problems takes a number of problems, got {' '.join(rest)[:60]!r}")
+    try:
+        count = 5 if not rest else whole_number(0, 10**6)(" ".join(rest))
+    except ArgumentTypeError as error:
+        raise ConfigError(f"opasd lab problems: {error}") from None
     from opasd.data.made.counts import make_problems
 
-    for problem in make_problems("train", int(rest[0]) if rest else 5, 0):
+    for problem in make_problems("train", count, 0):
         row = {"problem": problem.question, "solution": problem.solution, "answer": problem.answer, "id": problem.id}
         sys.stdout.write(f"{json.dumps(row, ensure_ascii=False)}\n")
     return 0

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from opasd.choices import ENGINES
 from opasd.cli import _shares as shares
-from opasd.cli._flags import whole_number, without_flags
+from opasd.cli._flags import process_count, whole_number, without_flags
 from opasd.cli._options import ConfigParser
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes
 from opasd.config import RunConfig
+from opasd.config.method import MANY
 from opasd.errors import ConfigError, error_prefix
 from opasd.files import write_new
 from opasd.progress import SampleProgress
@@ -39,7 +40,7 @@ def parser() -> ConfigParser:
         "training data. (default: 64)",
     )  # fmt: skip
     command.option(
-        "the probe", "--samples", metavar="N", type=whole_number(0), default=4,
+        "the probe", "--samples", metavar="N", type=whole_number(0, MANY), default=4,
         help="Answers of the student to each problem; one with right and wrong ones tells something. 0, with --look: "
         "none are sampled. (default: 4)",
     )  # fmt: skip
@@ -56,7 +57,7 @@ def parser() -> ConfigParser:
         help="Draw the attention on what a step needs, by layer, into this new SVG file; needs --look.",
     )  # fmt: skip
     command.option(
-        "the probe", "--num-processes", metavar="N", type=whole_number(1), default=1,
+        "the probe", "--num-processes", metavar="N", type=process_count, default=1,
         help="Processes here, one for each GPU; they share the problems. (default: 1)",
     )  # fmt: skip
     command.option(

@@ -51,7 +51,9 @@ def parser() -> ConfigParser:
         "the page", "--problem", metavar="N", type=whole_number(1), default=1,
         help="Number of the problem in the training data. (default: 1)",
     )  # fmt: skip
-    command.option("the page", "--width", metavar="N", type=whole_number(20), help="Columns. (default: the terminal's)")
+    command.option(
+        "the page", "--width", metavar="N", type=whole_number(20, 10_000), help="Columns. (default: the terminal's)"
+    )
     return command
 
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from opasd.cli import SHORT_EXIT_CODES, STOPPED, USER_MISTAKE
-from opasd.cli._flags import without_flags
+from opasd.cli._flags import process_count, without_flags
 from opasd.cli._options import ConfigParser, configured
 from opasd.cli._preview import check
 from opasd.cli._processes import Processes, relaunch
@@ -33,7 +33,6 @@ HARMLESS = (
 )  # fmt: skip
 """Fields and whole sections that may change when a run is resumed: none of them alters what a step computes."""
 
-MOST_PROCESSES = 1024
 _TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
 """Files that a run writes as soon as it has done a step."""
 
@@ -55,7 +54,7 @@ def parser() -> ConfigParser:
         help="Continue this run, with its own settings.",
     )  # fmt: skip
     command.option(
-        "the run", "--num-processes", metavar="N", type=int,
+        "the run", "--num-processes", metavar="N", type=process_count,
         help="Processes here, one for each GPU. (default: 1)",
     )  # fmt: skip
     return command
@@ -121,8 +120,6 @@ def _check(
     if recipe.evaluate_only:
         model = shlex.quote(config.model.name_or_path)
         raise ConfigError(f"{recipe.name} is for evaluation, nothing is trained; use `opasd evaluate {model}`")
-    if count is not None and not 1 <= count <= MOST_PROCESSES:
-        raise ConfigError(f"--num-processes: got {count}; give 1 to {MOST_PROCESSES}")
     if count is not None and processes.world > 1 and count != processes.world:
         raise ConfigError(f"--num-processes {count} inside a launch of {processes.world}; give the number once")
     shared = config if earlier is None else earlier.shared_by(config, count or processes.world)

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from opasd.cli import USER_MISTAKE
-from opasd.cli._flags import whole_number
+from opasd.cli._flags import process_count
 from opasd.cli._look import Look, look, mean_lengths
 from opasd.cli._options import ConfigParser
 from opasd.cli._preview import preview
@@ -29,7 +29,7 @@ def parser() -> ConfigParser:
         "the run",
         "--num-processes",
         metavar="N",
-        type=whole_number(1),
+        type=process_count,
         help="Count with this many processes. (default: 1)",
     )
     command.option("the run", "--json", action="store_true", help="Print one JSON object instead.")

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from opasd.choices import (
     LOSS_TERMS,
@@ -25,6 +25,14 @@ class Section(BaseModel):
     """A strict, immutable group of fields; the docstring of an attribute is its help text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+
+    @field_validator("*")
+    @classmethod
+    def _countable(cls, value: Any) -> Any:
+        """Refuse a whole number that no library below can hold."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("got too large a whole number; it may have 18 digits")
+        return value
 
 
 class TokenLossConfig(Section):
@@ -50,7 +58,7 @@ class TokenLossConfig(Section):
 
 
 def _whole_number(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+    if isinstance(value, str) and len(value) < 20 and value.strip().removeprefix("-").isdecimal():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -129,7 +137,7 @@ def _read_weight(value: Any) -> Any:
     """Return a weight of at least 0, or `balanced`."""
     try:
         number = value if isinstance(value, bool) or value == "balanced" else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = None
     if number == "balanced" or (isinstance(number, float) and 0 <= number < math.inf):
         return number

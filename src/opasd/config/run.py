@@ -60,7 +60,7 @@ class DataConfig(Section):
     on_bad_row: StopOrSkip = "stop"
     """A row with a missing column, empty or non-string text or a too long solution: stop, or skip and count it."""
     solution_limit: int = Field(default=1_000_000, gt=0)
-    """Most characters of a solution; a row with a longer one is bad."""
+    """Most characters of a solution, a question or an answer; a row with a longer one is bad."""
     max_question_chars: int | None = Field(default=None, gt=0)
     """Leave out problems with a longer question."""
     max_solution_chars: int | None = Field(default=None, gt=0)
@@ -121,9 +121,9 @@ class TrainConfig(Section):
     """Optimizer steps."""
     learning_rate: float = Field(default=5e-6, ge=0, allow_inf_nan=False)
     """Learning rate of AdamW."""
-    per_device_train_batch_size: int = Field(default=1, gt=0)
+    per_device_train_batch_size: int = Field(default=1, gt=0, le=10**6)
     """Problems that each process draws at a time; `tokens_per_microbatch` bounds the memory."""
-    gradient_accumulation_steps: int = Field(default=64, gt=0)
+    gradient_accumulation_steps: int = Field(default=64, gt=0, le=10**6)
     """Draws per optimizer step; problems per step = batch size x accumulation x processes."""
     lr_scheduler_type: Schedule = "constant"
     """Schedule of the learning rate."""

@@ -169,11 +169,13 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         columns, row = _from_trl(columns, row)
     question = _text(row, columns.question)
     solution = "" if columns.solution is None else _text(row, columns.solution)
-    if len(solution) > config.solution_limit:
-        excess = f"has {len(solution)} characters, more than data.solution_limit {config.solution_limit}"
-        raise RowError(columns.solution, excess)
     pointers = None if columns.pointers is None else _as_text(row, columns.pointers)
-    return Problem(question, solution, _answer(row, columns), own_id or default_id, pointers)
+    answer, names = _answer(row, columns), (columns.question, columns.solution, columns.answer or "answer")
+    for name, text in zip((*names, columns.pointers), (question, solution, answer, pointers), strict=True):
+        if len(text or "") > config.solution_limit:
+            excess = f"has {len(text or '')} characters, more than data.solution_limit {config.solution_limit}"
+            raise RowError(name, excess)
+    return Problem(question, solution, answer, own_id or default_id, pointers)
 
 
 def _from_trl(columns: ColumnConfig, row: Mapping[str, Any]) -> tuple[ColumnConfig, Mapping[str, Any]]:

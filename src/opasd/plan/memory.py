@@ -26,9 +26,11 @@ PREFILL_TOKENS = 8192
 CACHE_SHARE = 0.8
 """Share of the free memory that the transformers engine gives to its cache."""
 LOSS_WORKSPACE = 1.6e9
-"""Bytes of the losses' chunks of logits and of the tables of attention, when nothing is recomputed."""
+"""Bytes of the token loss's chunks of logits, when nothing is recomputed."""
 ATTENTION_WORKSPACE = 0.75e9
 """The same while one layer is recomputed."""
+PLANES = 2 * 40 * 2**20
+"""Bytes of the averaged rows of both roles that the attention loss compares at a time (losses/fused)."""
 LAYER_WORK = 1.38
 """Memory of one layer's backward pass, in units of what its forward pass keeps."""
 LAYER_WORK_CAPTURED = 1.53
@@ -167,14 +169,18 @@ def kept_by_layer(shape: Shape) -> int:
     return 2 * numbers
 
 
+def longest_of(config: RunConfig, lengths: Lengths) -> Lengths:
+    """Return the lengths of a rollout that reaches the limit."""
+    return replace(lengths, response=max(lengths.response, config.rollout.max_new_tokens))
+
+
 def microbatch(config: RunConfig, lengths: Lengths, rollouts: int) -> int:
     """Return the student's tokens of the largest micro-batch.
 
     Rollouts that all reach the limit fill it in whole numbers. Else some micro-batch is full, of long rollouts, and one
     rollout that reaches the limit may be longer than that.
     """
-    longest = replace(lengths, response=config.rollout.max_new_tokens)
-    budget = config.tokens_per_microbatch
+    longest, budget = longest_of(config, lengths), config.tokens_per_microbatch
     if lengths.response >= longest.response:
         return max(1, min(rollouts, budget // lengths.teacher)) * lengths.student
     full = min(budget, rollouts * lengths.teacher) * longest.student // longest.teacher
@@ -202,31 +208,42 @@ def attention_pairs(lengths: Lengths) -> float:
     return lengths.response * (lengths.prompt + lengths.response / 2)
 
 
-def _more_attention(config: RunConfig, shape: Shape, lengths: Lengths, tokens: int) -> dict[str, float]:
-    """Return what more than one layer or one row a step needs: the teacher's queries and keys, and for each pair of a
-    step and a key a number from forward to backward. The losses' workspace has those of one layer."""
+def _attention_rows(config: RunConfig, shape: Shape, lengths: Lengths, tokens: int) -> float:
+    """Return what the attention loss keeps from forward to backward: a number for each pair of a step and a key it
+    sees, of each layer and, with `heads: each`, of each head. It grows with the square of the length."""
     layers, heads = len(captured(config, shape)), shape.heads if config.objective.attention.heads == "each" else 1
-    if layers * heads <= 1:
-        return {}
-    rollouts = tokens / lengths.student
-    teacher = (layers - 1) * rollouts * lengths.teacher * (shape.queries + shape.keys)
-    rows = (layers * heads - 1) * rollouts * attention_pairs(lengths)
-    return {"more attention": 2 * (teacher + rows)}
+    if not layers:
+        return 0.0
+    train, dtype = config.train, config.model.dtype
+    number = 4 if train.fp16 or dtype == "float16" or (dtype == "float32" and not train.bf16) else 2
+    return number * layers * heads * tokens / lengths.student * attention_pairs(lengths) + PLANES
+
+
+def _more_layers(config: RunConfig, shape: Shape, lengths: Lengths, tokens: int) -> dict[str, float]:
+    """Return the teacher's queries and keys of the compared layers but one, whose are part of a layer's work."""
+    more = len(captured(config, shape)) - 1
+    teacher = tokens / lengths.student * lengths.teacher * (shape.queries + shape.keys)
+    return {"teacher's queries and keys": 2 * more * teacher} if more > 0 else {}
 
 
 def update(config: RunConfig, shape: Shape, lengths: Lengths, rollouts: int) -> dict[str, float]:
-    """Return what one micro-batch needs in its forward and backward passes."""
-    tokens = microbatch(config, lengths, rollouts)
+    """Return what one micro-batch needs in its forward and backward passes.
+
+    The losses take turns: the token loss has given its chunks back when the rows of attention are made.
+    """
+    tokens, longest = microbatch(config, lengths, rollouts), longest_of(config, lengths)
     layer = kept_by_layer(shape) * tokens
     logits = 8 * tokens * shape.vocabulary  # a small vocabulary needs less than the losses' fixed workspace
     attention = captured(config, shape)
     wide = 2 if config.model.dtype == "float32" and not (config.train.bf16 or config.train.fp16) else 1
-    more = {name: wide * size for name, size in _more_attention(config, shape, lengths, tokens).items()}
+    more = {name: wide * size for name, size in _more_layers(config, shape, longest, tokens).items()}
+    kept_rows = _attention_rows(config, shape, longest, tokens)
     if not config.train.gradient_checkpointing:
-        return {"activations": wide * shape.layers * layer, "losses": min(wide * LOSS_WORKSPACE, logits)} | more
+        losses = max(min(wide * LOSS_WORKSPACE, logits), kept_rows)
+        return {"activations": wide * shape.layers * layer, "losses": losses} | more
     work = {"one layer's work": wide * layer * (LAYER_WORK_CAPTURED if attention else LAYER_WORK)}
     if attention:
-        work["losses"] = min(wide * ATTENTION_WORKSPACE, logits)
+        work["losses"] = max(min(wide * ATTENTION_WORKSPACE, logits), kept_rows)
         # A captured layer is not recomputed. What the last one keeps is free again before other layers need memory.
         kept = len(attention) - (shape.layers - 1 in attention)
         work |= ({"captured layers": wide * kept * layer} if kept else {}) | more

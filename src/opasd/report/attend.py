@@ -42,6 +42,9 @@ from opasd.rollout.transformers.engine import TransformersEngine
 from opasd.run.folder import RunFolder
 from opasd.run.manifest import newest_result
 
+MOST_BYTES = 16 * 2**20
+"""Largest file of a given answer."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -234,9 +237,20 @@ def _read_completion(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--completion {path}: cannot be read as UTF-8 text ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--completion {str(path)[:200]}: cannot be read as UTF-8 text ({reason})") from error
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(f"--completion {path}: larger than {MOST_BYTES // 2**20} MiB; give one answer's text")
+    return text
+
+
+def _is_ours(page: Path) -> bool:
+    with page.open("rb") as file:
+        return f'content="{GENERATOR}"'.encode() in file.read(4000)
 
 
 def _targets(subject: Subject, numbers: Sequence[int], out: Path | None) -> tuple[Path, list[Path]]:
@@ -246,7 +260,7 @@ def _targets(subject: Subject, numbers: Sequence[int], out: Path | None) -> tupl
     target = out or in_run or Path(f"attention-{slug(subject.name)}-{name}.html")
     if target.is_dir():
         raise ConfigError(f"{target} is a folder; give the page's file name as --output")
-    if target.exists() and f'content="{GENERATOR}"'.encode() not in target.read_bytes()[:4000]:
+    if target.exists() and not (target.is_file() and _is_ours(target)):
         raise ConfigError(f"{target} exists and is no page of ours, and is not overwritten; give another --output")
     record_files = [target.parent / f"problem-{number}.json" for number in numbers] if subject.folder else []
     for file in record_files:

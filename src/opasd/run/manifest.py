@@ -9,6 +9,7 @@ A digest costs about a second for each gigabyte and core; several files are read
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,11 +23,13 @@ MANIFEST = "manifest.json"
 FINAL, CARD = "final", "README.md"
 """A run's result, and the last file that a version without manifests wrote into it."""
 _READERS = 4
+_LOADED = (".bin", ".jinja", ".json", ".model", ".pt", ".pth", ".py", ".safetensors")
+"""Endings of files that a loader may take for its own."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    numbered = (path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[-1].isdecimal())
+    numbered = (path for path in folder.glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]+", path.name))
     return sorted((path for path in numbered if path.is_dir()), key=step_of)
 
 
@@ -65,10 +68,13 @@ def damage_of(folder: Path, run_id: str | None = None, *, digests: bool = True) 
         return f"{MANIFEST} cannot be read"
     if run_id and manifest.get("run") and manifest["run"] != run_id:
         return "it is of another run"
+    there = {str(path.relative_to(folder)): path for path in _files(folder)}
+    added = (name for name in there if "/" not in name and name not in entries and not name.startswith("."))
+    if name := next((name for name in added if name.endswith(_LOADED)), None):
+        return f"it has {name}, which the run did not write"
     present: list[tuple[Path, Any]] = []
     for name, entry in entries.items():
-        path = folder / name
-        if not path.is_file():
+        if (path := there.get(name)) is None:
             return f"it has no {name}"
         if path.stat().st_size != entry.get("bytes"):
             return f"{name} is cut or has grown"

@@ -16,7 +16,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from opasd.errors import ConfigError, OpasdError, Stopped
-from opasd.files import full_disk_errors, replace_folder, sync
+from opasd.files import full_disk_errors, read_object, replace_folder, sync
 from opasd.model.teacher import Teacher
 from opasd.progress import say
 from opasd.run.checkpoints import Way, check_adapter, check_checkpoint, check_way, newest_checkpoint, set_aside
@@ -74,15 +74,23 @@ class ResumableTrainer(ShardedTrainer):
             elif self.args.eval_on_start:
                 self._forget_first_validation()
         if checkpoint is not None:
-            self.take_rollouts(checkpoint)
-            if (copies := checkpoint / _TEACHER).exists():
-                self.teacher.load_state_dict(load_file(copies))
-            if (balance := checkpoint / _BALANCE).exists():
-                self.balance.weight = json.loads(balance.read_text())["attention_weight"]
+            self._take_own_parts(checkpoint)
         try:
             return super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         except Stopped:
             self._save_as_after_the_last_step()
+
+    def _take_own_parts(self, checkpoint: Path) -> None:
+        """Take what Trainer does not know of: rollouts that wait, a teacher's weights, the weight of attention."""
+        try:
+            self.take_rollouts(checkpoint)
+            if (copies := checkpoint / _TEACHER).exists():
+                self.teacher.load_state_dict(load_file(copies))
+            if (balance := checkpoint / _BALANCE).exists():
+                weight = read_object(balance)["attention_weight"]
+                self.balance.weight = None if weight is None else float(weight)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{checkpoint} has parts that are not of such a run ({error!r:.100})") from error
 
     def keep_rollouts(self, folder: Path) -> None:
         """Write what was sampled for the next step into a checkpoint; all processes call this."""

@@ -10,6 +10,7 @@ trackers are Trainer's. Every step's metrics go to `metrics.jsonl` in the output
 import copy
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -306,7 +307,9 @@ class OPASDTrainer(RolloutTrainer):
             counts = {f"prompts/{name}": count for name, count in self.data.prompt_report.to_dict().items()}
             metrics = self.step_metrics.finish(logs, skipped=self.step_spoiled)
             self.step_spoiled = False
-            logs = {**metrics, **counts, "epoch": self.state.epoch or 0.0}
+            # Trainer keeps every step's row: names that rows share are held once.
+            logs = {sys.intern(name): value for name, value in {**metrics, **counts}.items()}
+            logs["epoch"] = self.state.epoch or 0.0
             if self.is_world_process_zero():
                 self.metrics_file.append({"step": self.state.global_step, **logs})
         super().log(logs, *args, **kwargs)

@@ -379,9 +379,16 @@ def test_a_temperature_that_vllm_would_raise_is_refused(servers):
 
 
 def test_the_key_is_sent(servers, monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    monkeypatch.setenv("VLLM_API_KEY", "sesame\n")  # as a file gives it
     make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
     assert {key for _, key in servers[0].log()["log"]} == {"Bearer sesame"}
+
+
+@pytest.mark.parametrize("key", ["sesame\x01", "sés", "open\nsesame"])
+def test_a_key_that_cannot_be_sent_is_not_shown(servers, monkeypatch, key):
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with pytest.raises(ConfigError, match="^VLLM_API_KEY holds a character that no key has; set it again$"):
+        make_engine(servers).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------

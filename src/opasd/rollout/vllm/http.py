@@ -11,6 +11,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from opasd.errors import ConfigError
+
 KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key for servers that require one."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -101,7 +103,7 @@ class Client:
         """Return the answer to a GET, or to a POST if there is a body; `timeout` is for the whole answer."""
         timeout, aborts = timeout or self._timeout, self._aborts
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self._key_variable):
+        if key := _key(self._key_variable):
             headers["Authorization"] = f"Bearer {key}"
         connection, wire = self._kind(*self._address, timeout=self._timeout), None
         try:
@@ -140,6 +142,14 @@ class Client:
             for wire in self._open:
                 with suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
+
+
+def _key(variable: str) -> str:
+    """Return the key in the environment, without the line end that a file gave it; no message shows it."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{variable} holds a character that no key has; set it again")
+    return key
 
 
 def _keep_alive(wire: socket.socket) -> None:
