@@ -90,6 +90,29 @@ def test_mistakes_are_one_message(tmp_path, capsys):
         export(tmp_path, "lighteval", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("name",), -1),
+        (("results", 0, "benchmark"), 7),
+        (("results", 0, "budget"), "9"),
+        (("results", 0, "avg", "low"), "x"),
+        (("targets", "m", "model"), ["org"]),
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_damage(tmp_path, place, value):
+    path = write(tmp_path / "one", {"m": LOW}) / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    inner: Any = evaluation
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(evaluation))
+    with pytest.raises(ConfigError, match="damaged"):
+        read_entries([path])
+
+
 def test_lightevals_form(tmp_path):
     """The keys that lighteval writes, and what its `make_results_table` reads."""
     (path,) = export(write(tmp_path / "one", {"base": LOW}), "lighteval", tmp_path / "out")

@@ -40,12 +40,15 @@ def read_entries(paths: Sequence[Path]) -> list[Entry]:
         try:
             for result in evaluation["results"]:
                 about = evaluation["targets"][result["target"]]
-                parts = (result["benchmark"], result["budget"], result["samples"], result)
-                float(result["avg"]["mean"])
-                name = evaluation.get("name") or path.parent.name
-                entries.append(
-                    Entry(name, result["target"], about["model"], *parts, Conditions.recorded(evaluation, about))
-                )
+                names = (evaluation.get("name") or path.parent.name, result["target"], about["model"])
+                counts = result["budget"], result["samples"]
+                figures = (result["avg"][part] for part in ("mean", "low", "high"))
+                if not all(isinstance(text, str) for text in (*names, result["benchmark"])):
+                    raise TypeError
+                if not all(isinstance(number, int | float) for number in (*counts, *figures)):
+                    raise TypeError
+                conditions = Conditions.recorded(evaluation, about)
+                entries.append(Entry(*names, result["benchmark"], *counts, result, conditions))
         except (KeyError, TypeError, AttributeError, ValueError):
             raise ConfigError(f"{path} is no evaluation's results, or damaged; give an evaluation's folder") from None
     return entries
