@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections import Counter
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 
@@ -297,7 +298,9 @@ def test_all_dead_is_one_clear_error_after_the_retries(servers, caplog):
         server.kill()
     with pytest.raises(EngineError, match="no vLLM server answers, after 4 tries each") as caught:
         make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)
-    assert sum("asked again in" in record.message for record in caplog.records) == 2 * 4
+    asked = Counter(record.args[0] for record in caplog.records if "asked again in" in record.message)
+    assert len(asked) == 2
+    assert min(asked.values()) == 4  # one may be asked again while the other is
     assert all(f"{server.url}: connection refused" in str(caught.value) for server in servers)
     assert str(caught.value).endswith("Start them, or correct rollout.servers.urls")
 
