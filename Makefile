@@ -115,7 +115,8 @@ $(SCALE)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(SCALE)
 	$(SCALE)/bin/python -m pip install --quiet --upgrade pip setuptools wheel
 	$(SCALE)/bin/python -m pip install --quiet --editable ".[dev]"
-	DS_BUILD_OPS=0 $(SCALE)/bin/python -m pip install --quiet --no-build-isolation --editable ".[deepspeed,quant]"
+	DS_BUILD_OPS=0 $(SCALE)/bin/python -m pip install --quiet --no-build-isolation deepspeed
+	$(SCALE)/bin/python -m pip install --quiet --editable ".[deepspeed,quant]"
 	touch $@
 
 clean:
