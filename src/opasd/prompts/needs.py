@@ -35,6 +35,8 @@ def needed_steps(
 
     `needs` are those of the text `decode(completion_ids)`. A tokenizer that does not give the question back gives none.
     """
+    if not needs:
+        return []
     question_ids = [pair.student_ids[position] for position in pair.student_question]
     ends = _ends(question_ids, decode)
     before = decode(question_ids).find(pair.problem.question)
