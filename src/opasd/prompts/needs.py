@@ -21,12 +21,6 @@ class NeededStep(NamedTuple):
     statement: range
     """The whole statement around it."""
 
-    def in_teacher(self, pair: PromptPair) -> "NeededStep":
-        """Return the same step with the positions of the teacher's context."""
-        shift = pair.teacher_question.start - pair.student_question.start
-        moved = (range(part.start + shift, part.stop + shift) for part in (self.copied, self.statement))
-        return NeededStep(self.token, *moved)
-
 
 def needed_steps(
     pair: PromptPair, completion_ids: Sequence[int], needs: Sequence[Need], decode: Decode
