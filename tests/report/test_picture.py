@@ -81,7 +81,7 @@ def test_no_text_leaves_its_picture(record, question):
 
 
 def test_both_pictures_stand_below_one_another_in_one(record):
-    whole = ET.fromstring(both(record, 5))
+    whole = ET.fromstring(both(record))
     inner = whole.findall("{http://www.w3.org/2000/svg}svg")
     assert [float(part.get("y")) for part in inner] == [0, float(inner[0].get("height"))]
     assert float(whole.get("height")) == sum(float(part.get("height")) for part in inner)

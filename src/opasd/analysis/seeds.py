@@ -37,16 +37,16 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 @cache
-def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return t with P(|T| < t) = confidence, by bisection on the closed form of the distribution."""
+def t_quantile(freedom: int) -> float:
+    """Return t with P(|T| < t) = CONFIDENCE, by bisection on the closed form of the distribution."""
     if freedom < 1:
         raise ValueError(f"degrees of freedom must be 1 or more, got {freedom}")
     low, high = 0.0, 1.0
-    while within(high, freedom) < confidence:
+    while within(high, freedom) < CONFIDENCE:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if within(middle, freedom) < CONFIDENCE else (low, middle)
     return (low + high) / 2
 
 

@@ -45,8 +45,8 @@ def listed(name: str, text: str, column: int) -> str:
     return "".join(f"{row.rstrip()}\n" for row in rows)
 
 
-def nearest(flag: str, flags: Iterable[str], count: int = 3) -> list[str]:
-    """Return the flags most like a mistyped one, in whole or in the part behind the last dot, best first."""
+def nearest(flag: str, flags: Iterable[str]) -> list[str]:
+    """Return the three flags most like a mistyped one, in whole or in the part behind the last dot, best first."""
     name = flag.lstrip("-").lower().replace("_", "-")
 
     def likeness(other: str) -> float:
@@ -57,7 +57,7 @@ def nearest(flag: str, flags: Iterable[str], count: int = 3) -> list[str]:
         return max(ratio, 0.7 if contained else 0)
 
     near = sorted(((likeness(other), other) for other in dict.fromkeys(flags)), key=lambda pair: -pair[0])
-    return [other for likeness, other in near[:count] if likeness >= max(_NEAR, near[0][0] - 0.2)]
+    return [other for likeness, other in near[:3] if likeness >= max(_NEAR, near[0][0] - 0.2)]
 
 
 class Parser(argparse.ArgumentParser):

@@ -19,6 +19,7 @@ three with `top_k`, by default 1 GiB with the hidden states' gradient if that le
 Shapes: T tokens, E hidden size, V vocabulary; C tokens of a chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -121,33 +122,40 @@ def token_loss(
         return TokenLossOutput(loss, *readings_TR.unbind(-1))
 
 
-@torch.no_grad()
 def log_probabilities(
     hidden_TE: Tensor, head: OutputHead, token_T: Tensor, *, chunk_tokens: int | None = None
 ) -> Tensor:
     """Return log p of the T tokens that the hidden states predict, at temperature 1; chunks as in the loss."""
-    chunk_tokens = chunk_tokens or default_chunk_tokens(head.weight_VE.shape[0])
-    log_T = torch.empty(hidden_TE.shape[0], dtype=wide(hidden_TE.dtype), device=hidden_TE.device)
-    with without_autocast():
-        for start in range(0, hidden_TE.shape[0], chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            logits_CV = head_logits(hidden_TE[rows], head)
-            log_T[rows] = logits_CV.gather(-1, token_T[rows, None])[:, 0] - logits_CV.logsumexp(-1)
-    return log_T
+
+    def of(logits_CV: Tensor, rows: slice) -> Tensor:
+        return logits_CV.gather(-1, token_T[rows, None])[:, 0] - logits_CV.logsumexp(-1)
+
+    return _by_chunks(of, hidden_TE, head, chunk_tokens)
 
 
-@torch.no_grad()
 def entropies(
     hidden_TE: Tensor, head: OutputHead, *, temperature: float = 1.0, chunk_tokens: int | None = None
 ) -> Tensor:
     """Return the entropy of the next-token distributions, in nats [T]; chunks as in the loss."""
+
+    def of(logits_CV: Tensor, _rows: slice) -> Tensor:
+        return entropy(logits_CV.div_(temperature).softmax(-1))
+
+    return _by_chunks(of, hidden_TE, head, chunk_tokens)
+
+
+@torch.no_grad()
+def _by_chunks(
+    of: Callable[[Tensor, slice], Tensor], hidden_TE: Tensor, head: OutputHead, chunk_tokens: int | None
+) -> Tensor:
+    """Return a number of each token [T], computed from the logits of a chunk of them, which `of` may overwrite."""
     chunk_tokens = chunk_tokens or default_chunk_tokens(head.weight_VE.shape[0])
-    entropy_T = torch.empty(hidden_TE.shape[0], dtype=wide(hidden_TE.dtype), device=hidden_TE.device)
+    value_T = torch.empty(hidden_TE.shape[0], dtype=wide(hidden_TE.dtype), device=hidden_TE.device)
     with without_autocast():
         for start in range(0, hidden_TE.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            entropy_T[rows] = entropy(head_logits(hidden_TE[rows], head).div_(temperature).softmax(-1))
-    return entropy_T
+            value_T[rows] = of(head_logits(hidden_TE[rows], head), rows)
+    return value_T
 
 
 def _reference(

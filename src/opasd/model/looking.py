@@ -11,6 +11,7 @@ this costs next to nothing.
 Shapes: H heads, N steps, S positions, J shared positions.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opasd.data.made import needed_spans, task_of
+from opasd.data.made import TASKS, needed_spans, task_of
 from opasd.losses import projection
 from opasd.losses.attention import attention_heads, attention_rows
 from opasd.losses.attention_chunked import seen_by_both
@@ -51,8 +52,8 @@ def look_sums(
     alignments: Sequence[Alignment],
     decode: Callable[[list[int]], str],
 ) -> dict[str, float]:
-    """Return the sums of RATIOS over these rollouts' steps, as means over the layers."""
-    sums = {"looked/rollouts": 0.0}
+    """Return the sums of RATIOS over these rollouts' steps, as means over the layers; waits for the device once."""
+    counts, totals = Counter[str](rollouts=0), dict[str, Tensor]()
     for index, (rollout, alignment) in enumerate(zip(rollouts, alignments, strict=True)):
         if not rollout.num_tokens:
             continue
@@ -62,19 +63,20 @@ def look_sums(
         stride = -(-rollout.num_tokens // STEPS)
         token_N = torch.arange(0, rollout.num_tokens, stride, device=alignment.student_query.device)
         rho = torch.stack([rho_parts(*layer, alignment, pair.shown, token_N).sum(-1) for layer in layers]).mean(0)
-        found = {"rollouts": 1.0, "steps": float(len(token_N))} | dict(
-            zip(("text", "words"), rho.tolist(), strict=True)
-        )
-        needs = needed_spans(task_of(pair.problem), pair.problem, decode(list(rollout.completion_ids))) or []
-        steps = needed_steps(pair, rollout.completion_ids, needs, decode)[:STEPS] if needs else []
-        if steps:
-            masses = [needed_masses(*layer, alignment, steps) for layer in layers]
-            found["needs"] = len(steps)
-            for name in ("student", "projected"):
-                found[name] = len(steps) * sum(mass[name] for mass in masses) / len(masses)
+        counts.update(rollouts=1, steps=len(token_N))
+        found = dict(zip(("text", "words"), rho.double(), strict=True))
+        if (task := task_of(pair.problem)) in TASKS:
+            needs = needed_spans(task, pair.problem, decode(list(rollout.completion_ids))) or []
+            if steps := needed_steps(pair, rollout.completion_ids, needs, decode)[:STEPS]:
+                masses = [needed_masses(*layer, alignment, steps) for layer in layers]
+                counts.update(needs=len(steps))
+                for name in ("student", "projected"):
+                    found[name] = len(steps) * torch.stack([mass[name] for mass in masses]).double().mean()
         for name, value in found.items():
-            sums[f"looked/{name}"] = sums.get(f"looked/{name}", 0.0) + value
-    return sums
+            totals[name] = totals[name] + value if name in totals else value
+    numbers = torch.stack(list(totals.values())).tolist() if totals else []
+    sums = dict(counts) | dict(zip(totals, numbers, strict=True))
+    return {f"looked/{name}": float(value) for name, value in sums.items()}
 
 
 def rho_parts(
@@ -93,8 +95,8 @@ def rho_parts(
 
 def needed_masses(
     student: LayerAttention, teacher: LayerAttention, alignment: Alignment, steps: Sequence[NeededStep]
-) -> dict[str, Any]:
-    """Return the attention on what the steps need in one layer, as means over the steps."""
+) -> dict[str, Tensor]:
+    """Return the attention on what the steps need in one layer, as means over the steps; `…_heads` has each head's."""
     device = alignment.student_query.device
     token_N = torch.tensor([step.token for step in steps], device=device)
     queries = alignment.student_query[token_N], alignment.teacher_query[token_N]
@@ -107,14 +109,14 @@ def needed_masses(
     )
     student_HNJ, teacher_HNJ = student_HNS[..., shared[0]] * seen_NJ, teacher_HNS[..., shared[1]] * seen_NJ
     rows = {"student": student_HNJ.mean(0), "projected": teacher_HNJ.mean(0)}
-    masses: dict[str, Any] = {"teacher": float((rows["projected"] * copied_NJ).sum(-1).mean())}
+    masses = {"teacher": (rows["projected"] * copied_NJ).sum(-1).mean()}
     for name, mass_NJ in rows.items():
         row_NJ = projection.normalise(mass_NJ)[0]
-        masses[name] = float((row_NJ * copied_NJ).sum(-1).mean())
-        masses[f"{name}_statement"] = float((row_NJ * statement_NJ).sum(-1).mean())
+        masses[name] = (row_NJ * copied_NJ).sum(-1).mean()
+        masses[f"{name}_statement"] = (row_NJ * statement_NJ).sum(-1).mean()
     for name, heads_HNJ in (("student_heads", student_HNJ), ("projected_heads", teacher_HNJ)):
         each = projection.normalise(heads_HNJ.flatten(0, 1))[0].unflatten(0, heads_HNJ.shape[:2])
-        masses[name] = (each * copied_NJ).sum(-1).mean(-1).tolist()
+        masses[name] = (each * copied_NJ).sum(-1).mean(-1)
     return masses
 
 

@@ -132,6 +132,6 @@ class Shape:
             modules = tuple(sizes)
         return self.layers * rank * sum(sizes.get(module.rsplit(".", 1)[-1], 0) for module in modules)
 
-    def cache(self, bytes_per_number: float = 2) -> float:
-        """Bytes of the keys and values of one token."""
-        return 2 * self.layers * self.keys * bytes_per_number
+    def cache(self) -> float:
+        """Bytes of the keys and values of one token, two bytes a number."""
+        return 2 * self.layers * self.keys * 2

@@ -161,7 +161,7 @@ def _read(
     shares = [_shares(*pair, alignment, rollout, config) for pair in layers]
     masses = [needed_masses(*pair, alignment, steps) for pair in layers] if steps else []
     seen = [int(alignment.student_query[step.token]) + 1 for step in steps]
-    columns = {name: [mass[name] for mass in masses] if steps else None for name in _MASSES}
+    columns: dict[str, Any] = {name: [mass[name].tolist() for mass in masses] if steps else None for name in _MASSES}
     return Look(
         problem=rollout.pair.problem.id,
         reference=reference,

@@ -21,12 +21,6 @@ class NeededStep(NamedTuple):
     statement: range
     """The whole statement around it."""
 
-    def in_teacher(self, pair: PromptPair) -> "NeededStep":
-        """Return the same step with the positions of the teacher's context."""
-        shift = pair.teacher_question.start - pair.student_question.start
-        moved = (range(part.start + shift, part.stop + shift) for part in (self.copied, self.statement))
-        return NeededStep(self.token, *moved)
-
 
 def needed_steps(
     pair: PromptPair, completion_ids: Sequence[int], needs: Sequence[Need], decode: Decode
@@ -35,6 +29,8 @@ def needed_steps(
 
     `needs` are those of the text `decode(completion_ids)`. A tokenizer that does not give the question back gives none.
     """
+    if not needs:
+        return []
     question_ids = [pair.student_ids[position] for position in pair.student_question]
     ends = _ends(question_ids, decode)
     before = decode(question_ids).find(pair.problem.question)

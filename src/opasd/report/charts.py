@@ -137,14 +137,10 @@ def _finite(figure: Figure) -> Figure:
     """Return the figure without the points that cannot be drawn."""
     drawn = []
     for series in figure.series:
-        indices = [index for index, point in enumerate(series.points) if all(map(_drawable, point))]
+        indices = [index for index, point in enumerate(series.points) if all(map(marks.drawable, point))]
         columns = {"points": series.points, "low": series.low, "high": series.high, "sizes": series.sizes}
         drawn.append(replace(series, **{name: [own[n] for n in indices] for name, own in columns.items() if own}))
     return replace(figure, series=drawn)
-
-
-def _drawable(value: float) -> bool:
-    return math.isfinite(value) and abs(value) < 1e300
 
 
 def frame(figure: Figure, top: float, width: float) -> Frame:
@@ -152,7 +148,7 @@ def frame(figure: Figure, top: float, width: float) -> Frame:
     figure = _finite(figure)
     xs = [x for series in figure.series for x, _ in series.points] or [0.0]
     ys = [y for series in figure.series for _, y in series.points] or [0.0]
-    ends = [v for series in figure.series for v in (*series.low, *series.high) if _drawable(v)]
+    ends = [v for series in figure.series for v in (*series.low, *series.high) if marks.drawable(v)]
     if figure.kind == "forest":
         x = _padded(min([*xs, *ends, 0.0]), max([*xs, *ends, 0.0]), 0.06)
         rows = len(figure.categories)

@@ -51,8 +51,8 @@ def lines(figure: Figure, frame: Scale) -> str:
         points = [(frame.across(x), frame.down(y)) for x, y in series.points]
         inner = ""
         if series.low and not many:
-            edge = [(x, frame.down(v)) for (x, _), v in zip(points, series.low, strict=True) if _drawable(v)]
-            back = [(x, frame.down(v)) for (x, _), v in zip(points, series.high, strict=True) if _drawable(v)][::-1]
+            edge = [(x, frame.down(v)) for (x, _), v in zip(points, series.low, strict=True) if drawable(v)]
+            back = [(x, frame.down(v)) for (x, _), v in zip(points, series.high, strict=True) if drawable(v)][::-1]
             inner += f'<polygon class="band f{colour}" points="{_join([*edge, *back])}"/>'
         faint = " faint" if series.faint else ""
         inner += f'<polyline class="curve k{colour}{dash(series.slot)}{faint}" points="{_join(_thinned(points))}"/>'
@@ -193,5 +193,6 @@ def _join(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _drawable(value: float) -> bool:
+def drawable(value: float) -> bool:
+    """Return whether a picture can hold the number."""
     return math.isfinite(value) and abs(value) < 1e300

@@ -45,9 +45,9 @@ def operations(counts: Sequence[float]) -> tuple[str, float]:
     return next(((name, size) for name, size in units.items() if largest >= 0.1 * size), ("GFLOPs", 1e9))
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def percent(value: float | None) -> str:
     """A share as per cent."""
-    return "–" if value is None else f"{fixed(per_cent(value), digits)} %"
+    return "–" if value is None else f"{fixed(per_cent(value), 1)} %"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,7 +1,7 @@
 """Two pictures of the method from a real example: the two contexts of a problem, and the projection at one step.
 
     contexts(record)            who sees what: the counterpart of the paper's first figure
-    both(record, step)          the two in one
+    both(record)                the two in one
     projection(record, step)    A_t^T with the solution, Ã_t^T without it, A_t^S: the counterpart of the second
 
 All are drawn from a record of the attention viewer, as SVG in light colours, dark where the reader's system is dark.
@@ -81,10 +81,10 @@ def contexts(record: dict[str, Any]) -> str:
     return _svg("The two contexts of one problem", lowest + EDGE, parts)
 
 
-def both(record: dict[str, Any], step: int | None = None) -> str:
+def both(record: dict[str, Any]) -> str:
     """Return the two pictures as one: who sees what, and below it what the loss makes of the teacher's attention."""
     parts, y = [], 0.0
-    for picture in (contexts(record), projection(record, step)):
+    for picture in (contexts(record), projection(record)):
         height = float(picture.split('height="')[1].split('"')[0])
         parts.append(f'<svg y="{y:.0f}" width="{WIDTH}" height="{height:.0f}">{picture}</svg>')
         y += height

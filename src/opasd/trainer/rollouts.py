@@ -79,7 +79,7 @@ class RolloutTrainer(ResumableTrainer):
             for (_, pair, number), completion in zip(samples, completions, strict=True)
         ]
         verdicts = self.step_metrics.add_rollouts(rollouts, completions, self.processing_class, self.teacher_lengths)
-        self._save_samples([place for place, *_ in samples], rollouts, completions, verdicts)
+        self._save_samples(samples, rollouts, completions, verdicts)
         return [replace(rollout, correct=right) for rollout, right in zip(rollouts, verdicts, strict=True)]
 
     def exchanged(self, rollouts: list[Rollout]) -> list[Rollout]:
@@ -181,19 +181,30 @@ class RolloutTrainer(ResumableTrainer):
         )  # fmt: skip
 
     def _save_samples(
-        self, places: list[int], rollouts: list[Rollout], completions: list[Completion], verdicts: list[bool | None]
+        self,
+        samples: list[Sample],
+        rollouts: list[Rollout],
+        completions: list[Completion],
+        verdicts: list[bool | None],
     ) -> None:
         """Record completions of every so many steps: some of all processes', spread over the step's problems."""
         every, step = self.config.save_samples_every, self.state.global_step + 1
         if not every or (step - 1) % every:
             return
-        rows = list(zip(places, sample_rows(step, rollouts, completions, verdicts, self.processing_class), strict=True))
-        if self.accelerator.num_processes > 1:
-            rows = gather_object(rows)
-        rows = [row for _, row in sorted(rows, key=lambda row: row[0])]
-        count = min(self.config.saved_samples, len(rows))
+        together = self.accelerator.num_processes > 1
+        own = [(place, number) for place, _, number in samples]
+        places = sorted(gather_object(own) if together else own)
+        count = min(self.config.saved_samples, len(places))
+        chosen = {places[n * len(places) // count] for n in range(count)}
+        kept = [n for n, place in enumerate(own) if place in chosen]
+        saved = sample_rows(
+            step, [rollouts[n] for n in kept], [completions[n] for n in kept], [verdicts[n] for n in kept],
+            self.processing_class,
+        )  # fmt: skip
+        rows = [(own[n], row) for n, row in zip(kept, saved, strict=True)]
+        rows = gather_object(rows) if together else rows
         if self.is_world_process_zero():
-            self.samples_file.append(*(rows[n * len(rows) // count] for n in range(count)))
+            self.samples_file.append(*(row for _, row in sorted(rows, key=lambda row: row[0])))
 
     # ---- rollouts that wait for their step, in checkpoints ----------------------------------------------------------
 
