@@ -393,6 +393,14 @@ def test_pointers_come_from_their_column() -> None:
     assert [problem.pointers for problem in kept] == ["3, 17", None]
 
 
+def test_a_list_of_numbers_is_pointers_too() -> None:
+    """`[1, 3]` is how a program writes them."""
+    cells = [1, 3], ["1", 3], 7, [True], [[1]], []
+    rows = [{"problem": f"{number}?", "solution": "s", "uses": cell} for number, cell in enumerate(cells)]
+    config = DataConfig(columns=ColumnConfig(pointers="uses"), on_bad_row="skip")
+    assert [problem.pointers for problem in load_problems(rows, config)] == ["1, 3", "1, 3", "7"]
+
+
 @each_format
 def test_pointers_are_read_from_every_kind_of_file(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path, suffix, [row(needed="1, 3", bulk="x")])

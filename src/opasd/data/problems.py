@@ -169,7 +169,7 @@ def _to_problem(row: object, default_id: str, config: DataConfig) -> Problem:
         columns, row = _from_trl(columns, row)
     question = _text(row, columns.question)
     solution = "" if columns.solution is None else _text(row, columns.solution)
-    pointers = None if columns.pointers is None else _as_text(row, columns.pointers)
+    pointers = None if columns.pointers is None else _pointers(row, columns.pointers)
     answer, names = _answer(row, columns), (columns.question, columns.solution, columns.answer or "answer")
     for name, text in zip((*names, columns.pointers), (question, solution, answer, pointers), strict=True):
         if len(text or "") > config.solution_limit:
@@ -204,6 +204,14 @@ def _answer(row: Mapping[str, Any], columns: ColumnConfig) -> str | None:
     """Return the answer as text, None if it is null or blank; a number as Python prints it, a list of texts joined."""
     column = columns.answer or next((name for name in ANSWER_COLUMNS if name in row), None)
     return None if column is None else _as_text(row, column, columns.answer_pattern)
+
+
+def _pointers(row: Mapping[str, Any], column: str) -> str | None:
+    """Return the pointers as text; in a list of them, each may be a number."""
+    value = _cell(row, column)
+    if isinstance(value, list):
+        value = [str(part) if isinstance(part, int) and not isinstance(part, bool) else part for part in value]
+    return _as_text({column: value}, column)
 
 
 def _as_text(row: Mapping[str, Any], column: str, pattern: str | None = None) -> str | None:
