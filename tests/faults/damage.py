@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from opasd.run.manifest import write_manifest
+
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -57,7 +59,18 @@ def of_another_step(path: Path) -> None:
 
 def added(path: Path) -> None:
     """A file that a loader would take, which the run did not write."""
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"x")
+
+
+def with_other_step(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"global_step": 3.0}))
+    write_manifest(path.parent, None)
+
+
+def with_other_history(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"log_history": [1, {"grad_norm": 1.0}]}))
+    write_manifest(path.parent, None)
 
 
 CHECKPOINT_DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
@@ -76,6 +89,52 @@ CHECKPOINT_DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "manifest missing and the adapter altered": ("adapter_model.safetensors", altered_without_manifest),
     "weights added": ("pytorch_model.bin", added),
     "rollouts added": ("ahead.json", added),
+    "an adapter added in a folder": ("other/adapter_model.safetensors", added),
+    "a step that is no number": ("trainer_state.json", with_other_step),
+    "a history of no rows": ("trainer_state.json", with_other_history),
     "checkpoint of another run": ("manifest.json", of_another_run),
     "checkpoint of another step": ("trainer_state.json", of_another_step),
 }
+
+
+def moments_of_another_shape(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["state"][0]["exp_avg"] = torch.zeros(3)
+    torch.save(state, path)
+
+
+def without_a_moment(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    del state["state"][0]["exp_avg_sq"]
+    torch.save(state, path)
+
+
+def nothing_in_it(path: Path) -> None:
+    torch.save({}, path)
+
+
+class _Executed:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit",))
+
+
+def an_object(path: Path) -> None:
+    torch.save({"x": _Executed()}, path)
+
+
+def a_batch_of_no_number(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"train_batch_size": None}))
+
+
+UNFIT: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "moments of another shape": ("optimizer.pt", moments_of_another_shape, "the optimizer .* state of other weights"),
+    "a moment missing": ("optimizer.pt", without_a_moment, "the optimizer .* state of other weights"),
+    "an empty optimizer": ("optimizer.pt", nothing_in_it, "cannot be continued from the optimizer"),
+    "an empty schedule": ("scheduler.pt", nothing_in_it, "the schedule of .*checkpoint-2"),
+    "an empty random state": ("rng_state.pth", nothing_in_it, "from the random state of"),
+    "an object in the random state": ("rng_state.pth", an_object, "it holds more than tensors and numbers"),
+    "an object in the optimizer": ("optimizer.pt", an_object, "it holds more than tensors and numbers"),
+    "a state of no numbers": ("trainer_state.json", a_batch_of_no_number, "trainer_state.json of its checkpoint"),
+    "weights beside the adapter": ("pytorch_model.bin", added, "has pytorch_model.bin beside its adapter"),
+}
+"""Parts of a checkpoint that do not fit the run although its manifest says so."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,19 @@ from safetensors.torch import load_file
 from opasd.cli import main
 from opasd.errors import ConfigError
 from opasd.run.folder import RunFolder
-from opasd.run.manifest import checkpoints
+from opasd.run.manifest import checkpoints, write_manifest
 from opasd.run.records import Records
-from tests.faults.damage import CHECKPOINT_DAMAGE
+from tests.faults.damage import CHECKPOINT_DAMAGE, UNFIT
 from tests.training import PROBLEMS, make_model, make_trainer, rows
 
-RUN = {"max_steps": 3, "save_steps": 1, "per_device_train_batch_size": 1}
+VALIDATED = {"validation": {"every": 2, "sampling": {"max_new_tokens": 2}}}
+RUN: dict[str, Any] = {
+    "max_steps": 3,
+    "save_steps": 1,
+    "per_device_train_batch_size": 1,
+    "method": VALIDATED,
+    "eval_dataset": PROBLEMS[:2],
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,18 @@ def test_the_last_good_checkpoint_is_used(whole, tmp_path, file, damage, capsys)
     same_result(run, whole)
     assert {path.name for path in run.glob("aside-*")} == {"aside-checkpoint-3"}
     assert not list(run.glob(".*"))
+
+
+@pytest.mark.parametrize(("file", "content", "said"), UNFIT.values(), ids=UNFIT)
+def test_a_checkpoint_whose_manifest_fits_is_still_checked(whole, tmp_path, file, content, said):
+    """Someone may have written files and manifest anew; one message, and no error in the middle of a step."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("checkpoint-3", "final"))
+    content(run / "checkpoint-2" / file)
+    write_manifest(run / "checkpoint-2", None)
+    with pytest.raises(ConfigError, match=said) as caught:
+        make_trainer(run, **RUN).train(True)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused_and_not_changed(whole, tmp_path):
@@ -96,8 +116,10 @@ def test_lost_metrics_are_taken_from_the_checkpoint(whole, tmp_path, lost, capsy
     else:
         metrics.replace([row for row in metrics if row["step"] != 2])
     make_trainer(run, **RUN).train(True)
-    assert f"metrics.jsonl lacked {3 if lost == 'all' else 1} steps; they were taken from" in capsys.readouterr().err
+    assert f"metrics.jsonl lacked {5 if lost == 'all' else 2} rows; they were taken from" in capsys.readouterr().err
     assert rows(run) == rows(whole)
+    rows_of_others = [{"step": 3, "grad_norm": 1.0}, {"step": 3, "grad_norm": "x", "loss": "x", "validation/x": "x"}]
+    metrics.append(*rows_of_others)  # the card is of what is left
     (run / "samples.jsonl").unlink()
     make_trainer(run, **RUN).train(True)
     assert "samples.jsonl is missing: the samples of earlier steps are lost" in capsys.readouterr().err

@@ -61,6 +61,9 @@ MISTAKES = {
     "another": ("evaluate", "lab", "--problems", "1", "--samples", "1", "--output", "\ud800"),
     "a superscript": ("lab", "problems", "²"),
     "problems to print": ("lab", "problems", "9" * 5000),
+    "workers that read the data": (*TRAIN, "--train.extra.dataloader_num_workers", "100000"),
+    "a field that would be ignored": (*TRAIN, "--train.extra.resume_from_checkpoint", "/tmp"),
+    "a day that is none": ("evaluate", "lab", "--cutoff", "2026-13-45", "--problems", "1"),
     "another field of 400 digits": (*TRAIN, "--train.extra.logging_steps", "9" * 400),
 }
 

@@ -36,8 +36,11 @@ _DECIDED = {
     "logging_steps": _LOGGED,
     "logging_first_step": _LOGGED,
     "label_smoothing_factor": "the losses have no labels; leave it out",
+    "resume_from_checkpoint": "a run is continued with --resume FOLDER; leave it out",
 }
 """Fields of TrainingArguments that would be ignored."""
+_MOST_WORKERS = 256
+"""Processes that may read the data for one process of a run."""
 
 
 def check(config: RunConfig, processes: int, name: str = "this") -> list[str]:
@@ -214,13 +217,15 @@ def _together(config: RunConfig, processes: int) -> Iterator[str]:
 
 def _extra(extra: dict[str, Any], typed: set[str]) -> Iterator[str]:
     known = _training_arguments()
-    for key in extra:
+    for key, value in extra.items():
         if key in typed:
             yield f"train.extra.{key}: this has a field of its own; set train.{key}"
         elif key in ("output_dir", "overwrite_output_dir"):
             yield f"train.extra.{key}: the run's folder is chosen with output_dir and name, and never overwritten"
         elif key in _DECIDED:
             yield f"train.extra.{key}: {_DECIDED[key]}"
+        elif key == "dataloader_num_workers" and isinstance(value, int) and not 0 <= value <= _MOST_WORKERS:
+            yield f"train.extra.{key}: got {value}; give 0 to {_MOST_WORKERS}"
         elif key == "deepspeed" and find_spec("deepspeed") is None:
             yield "train.extra.deepspeed: DeepSpeed is not installed; pip install 'opasd[deepspeed]', or use FSDP2"
         elif known and key not in known:

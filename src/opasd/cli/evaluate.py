@@ -6,8 +6,10 @@ are in evaluation.json and, for a run, in its folder too.
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -207,7 +209,7 @@ def parser() -> Parser:
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="Print the results as one JSON object.")
     command.add_argument(
-        "--cutoff", metavar="DATE",
+        "--cutoff", metavar="DATE", type=_date,
         help="Day or month to which the models' training data reaches. Unset: what is known of their names.",
     )  # fmt: skip
     command.add_argument(
@@ -219,6 +221,17 @@ def parser() -> Parser:
     add_flags(command.add_argument_group("sampling"), EvaluateConfig, PROFILE_OPTIONS, _profile_defaults())
     add_power_flags(command)
     return command
+
+
+def _date(text: str) -> str:
+    """The type of --cutoff."""
+    try:
+        if re.fullmatch(r"\d{4}(-\d\d){0,2}", text, re.ASCII):
+            date.fromisoformat((text + "-01-01")[:10])
+            return text
+    except ValueError:  # no such day
+        pass
+    raise argparse.ArgumentTypeError(f"got {text[:40]!r}; give a day or a month, such as 2025-06-30 or 2025-06")
 
 
 def _profile_defaults() -> dict[str, str]:

@@ -139,7 +139,8 @@ class Teacher:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue with a checkpoint's copies."""
-        if different := sorted(state.keys() ^ self._copies.keys()):
+        shapes, own = ({name: value.shape for name, value in copies.items()} for copies in (state, self._copies))
+        if different := sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name)):
             raise ConfigError(
                 f"the checkpoint's teacher and this run's train different weights, such as {different[0]}; resume with "
                 "the teacher.update and the model.adaptation that the run began with"

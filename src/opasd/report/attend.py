@@ -116,7 +116,8 @@ def attend(
             write_text(figures / "contexts.svg", contexts(records[0]))
             write_text(figures / "projection.svg", projection(records[0]))
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; give another --output") from error
+        other = "--output or --figures" if figures else "--output"
+        raise ConfigError(f"cannot write {error.filename or target}: {error.strerror}; give another {other}") from error
     return target
 
 

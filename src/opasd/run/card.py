@@ -11,6 +11,7 @@ from opasd.config import RunConfig
 
 def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
     """Return the card as Markdown: model, data and method, the metrics of `rows`, and the whole configuration."""
+    rows = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
     steps = [row for row in rows if "grad_norm" in row]
     base, source = _public(config.model.name_or_path), _public(config.data.source)
     on_hub = [f"base_model: {json.dumps(base)}"] if base == config.model.name_or_path else []
@@ -39,12 +40,12 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
         "|---|---|---|",
     ]
     for label, name, form in _ROWS:
-        values = [row[name] for row in steps if row.get(name) is not None]
+        values = [row[name] for row in steps if name in row]
         if values:
             window = max(1, min(20, len(values) // 4))
             first, last = statistics.fmean(values[:window]), statistics.fmean(values[-window:])
             lines.append(f"| {label} | {form.format(first)} | {form.format(last)} |")
-    generated = sum(row["tokens/generated"] for row in steps)
+    generated = sum(row.get("tokens/generated", 0) for row in steps)
     flops = sum(value for row in steps for name, value in row.items() if name.startswith("flops/"))
     lines += ["", f"Tokens generated: {generated:,}. Estimated operations: {flops:.2e}.", ""]
     validated = [row for row in rows if any(name.startswith("validation/") for name in row)]
@@ -54,11 +55,16 @@ def model_card(config: RunConfig, rows: list[dict[str, Any]]) -> str:
             f"| {row['step']} | {name.removeprefix('validation/')} | {value:.4g} |"
             for row in validated
             for name, value in row.items()
-            if name.startswith("validation/") and value is not None
+            if name.startswith("validation/")
         ]
         lines.append("")
     settings = json.dumps(_without_paths(config.model_dump(mode="json")), indent=2, ensure_ascii=False)
     return "\n".join([*lines, "## Configuration", "", "```json", settings, "```", ""])
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a value of a row is one that a run writes; a file that was damaged may hold any."""
+    return isinstance(value, int | float) and abs(value) < 1e300
 
 
 def _on_hub(source: str) -> bool:

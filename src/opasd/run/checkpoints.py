@@ -100,7 +100,14 @@ def _is_zip(file: Path) -> bool:
 
 
 def _step(path: Path) -> int:
-    return TrainerState.load_from_json(str(path / "trainer_state.json")).global_step
+    state = TrainerState.load_from_json(str(path / "trainer_state.json"))
+    if type(state.global_step) is not int:
+        raise ValueError("global_step is no number of steps")
+    if not (isinstance(state.log_history, list) and all(isinstance(row, dict) for row in state.log_history)):
+        raise ValueError("log_history is no list of rows")
+    if not all(isinstance(row.get("step"), int) for row in state.log_history):
+        raise ValueError("log_history has rows without a step")
+    return state.global_step
 
 
 def _damage(path: Path, needed: Iterable[str]) -> str | None:

@@ -140,7 +140,7 @@ class RunFolder:
         """
         train = config.train
         began = read_object(self.path / _ENVIRONMENT).get("processes", count)
-        if began == count or type(began) is not int:
+        if began == count or type(began) is not int or began < 1:
             return config
         batch = train.per_device_train_batch_size
         problems = batch * train.gradient_accumulation_steps * began

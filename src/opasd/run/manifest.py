@@ -25,6 +25,8 @@ FINAL, CARD = "final", "README.md"
 _READERS = 4
 _LOADED = (".bin", ".jinja", ".json", ".model", ".pt", ".pth", ".py", ".safetensors")
 """Endings of files that a loader may take for its own."""
+_LOADED_BELOW = (".bin", ".distcp", ".pt", ".pth", ".safetensors")
+"""The same of files in folders of the folder: a loader looks there for weights alone."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -69,13 +71,12 @@ def damage_of(folder: Path, run_id: str | None = None, *, digests: bool = True) 
     if run_id and manifest.get("run") and manifest["run"] != run_id:
         return "it is of another run"
     there = {str(path.relative_to(folder)): path for path in _files(folder)}
-    added = (name for name in there if "/" not in name and name not in entries and not name.startswith("."))
-    if name := next((name for name in added if name.endswith(_LOADED)), None):
+    if name := next((name for name in there if name not in entries and _may_be_loaded(name)), None):
         return f"it has {name}, which the run did not write"
     present: list[tuple[Path, Any]] = []
     for name, entry in entries.items():
         if (path := there.get(name)) is None:
-            return f"it has no {name}"
+            return f"it has no {name[:200]}"
         if path.stat().st_size != entry.get("bytes"):
             return f"{name} is cut or has grown"
         present.append((path, entry.get("sha256")))
@@ -124,6 +125,13 @@ def run_id(run: Path) -> str | None:
 
 def _ended(final: Path) -> bool:
     return (final / MANIFEST).exists() or (final / CARD).exists()
+
+
+def _may_be_loaded(name: str) -> bool:
+    """Return whether a loader may take the file; it looks no deeper than one folder down."""
+    if "/" in name:
+        return name.count("/") == 1 and name.endswith(_LOADED_BELOW)
+    return name.endswith(_LOADED) and not name.startswith(".")
 
 
 def _files(folder: Path) -> Iterator[Path]:

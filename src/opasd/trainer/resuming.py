@@ -23,8 +23,8 @@ from opasd.run.checkpoints import Way, check_adapter, check_checkpoint, check_wa
 from opasd.run.manifest import checkpoints, run_id, step_of, write_manifest
 from opasd.run.records import Records
 from opasd.trainer.accounts import check_same_problems
+from opasd.trainer.restoring import RestoringTrainer
 from opasd.trainer.setup import RunData
-from opasd.trainer.sharded import ShardedTrainer
 
 if TYPE_CHECKING:
     from opasd.trainer.balance import Balance
@@ -35,7 +35,7 @@ _TEACHER = "teacher.safetensors"
 _BALANCE = "balance.json"
 
 
-class ResumableTrainer(ShardedTrainer):
+class ResumableTrainer(RestoringTrainer):
     """Save a checkpoint by one rename, resume from a whole checkpoint, and rewind the records to it."""
 
     data: RunData
@@ -62,9 +62,9 @@ class ResumableTrainer(ShardedTrainer):
         checkpoint, step = None, None
         if resume_from_checkpoint:
             checkpoint, step = self._checked(None if resume_from_checkpoint is True else Path(resume_from_checkpoint))
-        if step is not None:
+        if step is not None and checkpoint is not None:
             # A run that starts again also validates again at its start.
-            self.args.eval_on_start = self._lacks_validation(step)
+            self.args.eval_on_start = self._lacks_validation(step, checkpoint)
         self.accelerator.wait_for_everyone()  # every process has looked at the folder before it changes
         if self.is_world_process_zero():
             for path in (*map(self.folder.joinpath, LEFT_BEHIND), *self.folder.glob(".old-*")):
@@ -89,6 +89,8 @@ class ResumableTrainer(ShardedTrainer):
             if (balance := checkpoint / _BALANCE).exists():
                 weight = read_object(balance)["attention_weight"]
                 self.balance.weight = None if weight is None else float(weight)
+        except OpasdError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{checkpoint} has parts that are not of such a run ({error!r:.100})") from error
 
@@ -170,14 +172,12 @@ class ResumableTrainer(ShardedTrainer):
 
     def _restore_metrics(self, checkpoint: Path) -> None:
         """Take the rows that metrics.jsonl lacks from the checkpoint, which has them too; say what is lost."""
-        rows = list(self.metrics_file)
-        there = {row["step"] for row in rows if "grad_norm" in row}
-        history = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).log_history
-        lacking = [row for row in history if "grad_norm" in row and row["step"] not in there]
-        if lacking:
-            restored = [{"step": row["step"]} | row for row in lacking]
-            self.metrics_file.replace(sorted([*rows, *restored], key=lambda row: row["step"]))
-            say(f"{self.metrics_file.path} lacked {len(lacking)} steps; they were taken from {checkpoint.name}")
+        rows, history = list(self.metrics_file), _history(checkpoint)
+        there = {(row["step"], _kind(row)) for row in rows}
+        if lacking := [row for row in history if (row["step"], _kind(row)) not in there]:
+            rows = sorted([*rows, *lacking], key=lambda row: (row["step"], _kind(row) or ""))
+            self.metrics_file.replace(rows)
+            say(f"{self.metrics_file.path} lacked {len(lacking)} rows; they were taken from {checkpoint.name}")
         if history and self.config.save_samples_every and not self.samples_file.path.exists():
             say(f"{self.samples_file.path} is missing: the samples of earlier steps are lost")
 
@@ -189,12 +189,11 @@ class ResumableTrainer(ShardedTrainer):
         if len(kept) < len(rows):
             self.metrics_file.replace(kept)
 
-    def _lacks_validation(self, step: int) -> bool:
+    def _lacks_validation(self, step: int, checkpoint: Path) -> bool:
         """Return whether the run was stopped after this step before it was validated."""
         every = self.config.validation.every
-        validated = any(
-            row["step"] == step and any(name.startswith("validation/") for name in row) for row in self.metrics_file
-        )
+        rows = [*self.metrics_file, *(_history(checkpoint) if checkpoint.parent == self.folder else ())]
+        validated = any(row["step"] == step and _kind(row) == "validation" for row in rows)
         return bool(self.data.validation_sets and every) and step % every == 0 and not validated
 
     @property
@@ -263,3 +262,20 @@ class ResumableTrainer(ShardedTrainer):
             self.state.best_model_checkpoint = str(self.folder / written.name)
             if self.args.should_save:
                 self.state.save_to_json(str(written / TRAINER_STATE_NAME))
+
+
+def _kind(row: dict[str, Any]) -> str | None:
+    """Return what a row of metrics.jsonl is about; of one step, the training comes before the validation."""
+    if "grad_norm" in row:
+        return "training"
+    return "validation" if any(name.startswith("validation/") for name in row) else None
+
+
+def _history(checkpoint: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl that a checkpoint has too."""
+    logged = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).log_history
+    rows = [{"step": row["step"]} | row for row in logged if _kind(row)]
+    for row in rows:
+        if _kind(row) == "validation":
+            row.pop("epoch", None)  # Trainer's own
+    return rows
