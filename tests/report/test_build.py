@@ -15,11 +15,12 @@ from tests.report.made import make_run
 def test_a_folder_is_written_and_written_again(tmp_path):
     runs = read_runs([make_run(tmp_path, "one")])
     folder = tmp_path / "out"
-    page = write_report(build_report(runs, [read_facts("paper")]), folder)
+    page = write_report(build_report(runs, [read_facts("paper")], remark="First <this>.\nThen that."), folder)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert "figures/rollout-accuracy.svg" in files
     assert {f"tables/results.{kind}" for kind in ("csv", "md", "tex")} <= files
     assert page.read_text().startswith("<!doctype html>")
+    assert '<p class="remark">First &lt;this&gt;.<br>Then that.</p>' in page.read_text()
     (folder / "notes.txt").write_text("mine")
     check_folder(folder)
     write_report(build_report(runs), folder)

@@ -24,17 +24,25 @@ ASSUMED = {"accuracy": ACCURACY, "correlation": CORRELATION, "agreement": AGREEM
 
 def add_power_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of --power to the parser of `opasd evaluate`."""
-    group = parser.add_argument_group("power: before anything is drawn")
-    group.add_argument("--power", action="store_true", help="Say how many problems a claim needs, and stop.")
-    group.add_argument("--from", dest="measured", metavar="DIR", type=Path, help="An evaluation whose spread counts.")
+    group = parser.add_argument_group("before anything is drawn")
+    group.add_argument(
+        "--power",
+        action="store_true",
+        help="Say how many problems a claim needs, and stop. The flags below belong to it.",
+    )
+    group.add_argument(
+        "--from", dest="measured", metavar="DIR", type=Path, help="Take the spread from this evaluation's folder."
+    )
     for name, words in (
-        ("accuracy", "Expected Avg; 0.4."),
-        ("correlation", "Of two samples of one problem; 0.6, as on AIME."),
-        ("agreement", "Of two models' rates; 0.9."),
-        ("certainty", "Chance of finding it; 0.8."),
+        ("accuracy", f"Expected accuracy, a share. (default: {ACCURACY})"),
+        ("correlation", f"How alike two samples of one problem are. (default: {CORRELATION}, as on AIME)"),
+        ("agreement", f"How alike two models' accuracies are, problem by problem. (default: {AGREEMENT})"),
+        ("certainty", f"Chance of finding a difference that is there. (default: {CERTAINTY})"),
     ):
         group.add_argument(f"--{name}", type=float, metavar="X", help=words)
-    group.add_argument("--width", type=float, metavar="POINTS", help="Wanted width of Avg's interval, in points.")
+    group.add_argument(
+        "--width", type=float, metavar="POINTS", help="Wanted width of an accuracy's interval, in points."
+    )
     group.add_argument("--difference", type=float, metavar="POINTS", help="Difference to find, in points.")
 
 

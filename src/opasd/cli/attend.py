@@ -26,7 +26,9 @@ def parser() -> Parser:
     command.add_argument(
         "--data", metavar="SOURCE", help="Problems with solutions. (default: the run's, or the lab's own)"
     )
-    command.add_argument("--completion", type=Path, metavar="FILE", help="A text to look at, not a sampled answer.")
+    command.add_argument(
+        "--completion", type=Path, metavar="FILE", help="A text to look at, in place of a sampled answer."
+    )
     command.add_argument(
         "--sampler", choices=("after", "before"), default="after",
         help="Who answers: the trained model or the untrained one. (default: after)",

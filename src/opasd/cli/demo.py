@@ -49,8 +49,8 @@ QUICK = {"max_steps": 10, "per_device_train_batch_size": 16, "learning_rate": 3e
 QUICK_CHOICE = "λ 0.1"
 QUICK_PROBLEMS, PROBLEMS, VALIDATION = 300, 1200, 600
 FIRST_LOOK = (
-    "A first look: one seed, few steps at a high rate, few problems. It shows whether the methods learn; `opasd demo` "
-    "compares them."
+    "A first look: one seed, few steps at a high rate, few problems. It shows whether the methods learn. Without "
+    "--quick the demo compares them."
 )
 HEADER = ("", "accuracy", "against base", "response length", "truncated", "markers / 1k tokens")
 
@@ -213,7 +213,7 @@ def compare(
 def _findings(models: Sequence[Graded], best: str, scores: Mapping[str, float], problems: int) -> list[str]:
     """Return what to know beside the table: the settings, and what sampling less at random does by itself."""
     base, greedy, opsd = models[:3]
-    texts = [f"OPASD has {best}."]
+    texts = [f"OPASD has {best}. λ is the weight of its attention loss."]
     if scores:
         shares = "; ".join(f"{name}: {score:.1f} %" for name, score in scores.items())
         texts = [f"OPASD has {best}, the best on {problems} validation problems ({shares})."]
@@ -303,10 +303,10 @@ def _write(
     }
     found = {"problems": len(puzzles), "validation": dict(scores), "texts": list(texts), "models": measured}
     (folder / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
-    shares = "; ".join(
+    shares = [
         f"{name}: {', '.join(f'{kind} {share:.1f}' for kind, share in own.items())}" for name, own in mistakes.items()
-    )
-    remark = " ".join([*texts, f"Wrong answers by their first mistake, in % of all answers: {shares}."])
+    ]
+    remark = "\n".join([*texts, "Wrong answers by their first mistake, in % of all answers:", *shares])
     runs = _report_runs(models, puzzles)
     page = write_report(build_report(runs, title="opasd demo", explain=True, remark=remark), folder)
     say(f"{len(puzzles)} held-out problems, one answer each; {seconds:.0f} s; the page: {page}")

@@ -170,14 +170,14 @@ def parser() -> Parser:
     from opasd.evaluation.profiles import PROFILE_OPTIONS
     from opasd.recipes.evaluate import EvaluateConfig
 
-    command = Parser("evaluate", __doc__, usage="opasd evaluate TARGET [TARGET ...] [options]", more=EXAMPLES)
+    command = Parser("evaluate", __doc__, usage="opasd evaluate [TARGET ...] [options]", more=EXAMPLES)
     command.add_argument(
         "targets",
         metavar="TARGET",
         nargs="*",
         help="base, lab, the folder of a run, an adapter or a model, or org/name. (default: base, with --model)",
     )
-    command.add_argument("--url", action="append", default=[], help="The same as --server.")
+    command.add_argument("--url", action="append", default=[], help="Address of a server; the same as --server.")
     command.add_argument(
         "--model",
         metavar="MODEL",

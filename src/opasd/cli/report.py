@@ -13,8 +13,14 @@ from opasd.errors import ConfigError
 
 def parser() -> Parser:
     """Return the command's parser."""
-    command = Parser("report", __doc__, usage="opasd report RUN [RUN ...] [options]")
-    command.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="Folders of runs or evaluations.")
+    command = Parser("report", __doc__, usage="opasd report [RUN ...] [options]")
+    command.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        type=Path,
+        help="Folders of runs or evaluations. None are needed with --facts.",
+    )
     command.add_argument(
         "--output", "--out", dest="out", metavar="DIR", type=Path, default=Path("report"),
         help="Folder to write. (default: report)",

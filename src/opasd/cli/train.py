@@ -40,7 +40,7 @@ _TRACES = ("metrics.jsonl", "samples.jsonl", "checkpoint-*", "non_finite.jsonl")
 EXAMPLES = """\
 examples:
   opasd train lab                                  the embedded model, on a CPU
-  opasd train opasd-qwen3-1.7b --data mine.jsonl --name first
+  opasd train start-qwen3-1.7b --data mine.jsonl --name first
   opasd train --model Qwen/Qwen3-0.6B --data mine.jsonl --steps 50
   opasd train --resume runs/first"""
 

@@ -143,7 +143,7 @@ def loading_errors(what: str, config: ModelConfig) -> Iterator[None]:
                 f"the {what} {config.name_or_path!r} needs code that comes with it; if you trust that code, add "
                 "--model.trust-remote-code true (train, probe, prompt) or --trust-remote-code (evaluate, merge, attend)"
             ) from error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")
         raise ConfigError(
             f"cannot load the {what} {config.name_or_path!r}: {reason}; give a folder with the model's files, or a hub "
             "name while the hub can be reached"

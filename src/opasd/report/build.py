@@ -167,7 +167,7 @@ def check_folder(folder: Path) -> None:
 def _add_results(report: Report, runs: Sequence[Run], methods: Sequence[Method], *, explain: bool, remark: str) -> None:
     """Add the answer: a sentence, methods by benchmarks with the differences beside, ablations, and every run."""
     scores = find_scores(methods)
-    content = [f'<p class="remark">{safe(remark)}</p>' if remark else ""]
+    content = [f'<p class="remark">{"<br>".join(map(safe, remark.splitlines()))}</p>' if remark else ""]
     common = scores.comparable()
     if answer := headline(common):
         first = f'<p class="first"><bdi>{soft_intervals(ahead)}</bdi></p>' if (ahead := best(common)) else ""
