@@ -28,6 +28,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):  # one nursery for all workers
+        from tests import nursery
+
+        os.environ[nursery.SHARED] = nursery.address()
+
+
 def pytest_sessionstart() -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts its background jobs so
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,6 +33,8 @@ from typing import Any, Self
 from tests.processes import PATIENCE, environment
 
 IMPORTED = ("opasd.cli.train", "opasd.cli.evaluate", "opasd.evaluation.loop", "opasd.trainer.session", "tests.training")
+SHARED = "OPASD_TEST_NURSERY"
+"""The environment variable with the address of the process that forks, where pytest's workers share one."""
 LONGEST = 1 << 17
 """Bytes of a request, most of which is the environment."""
 
@@ -136,7 +138,9 @@ _started: list[tuple[subprocess.Popen[bytes], str]] = []
 
 
 def address() -> str:
-    """Return the address of the process that forks; start it first if there is none."""
+    """Return the address of the process that forks; start it first if there is none. It imports when it is asked."""
+    if SHARED in os.environ:
+        return os.environ[SHARED]
     if not _started:
         place = f"{tempfile.mkdtemp()}/socket"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -163,9 +167,6 @@ def end() -> None:
 
 
 def _serve(listener: socket.socket) -> None:
-    for name in IMPORTED:
-        __import__(name)
-    gc.freeze()  # no fork looks through what was imported
     forks: set[int] = set()
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -173,6 +174,9 @@ def _serve(listener: socket.socket) -> None:
         if listener not in ready:  # the tests have ended
             break
         connection, _ = listener.accept()
+        for name in IMPORTED if IMPORTED[-1] not in sys.modules else ():
+            __import__(name)
+        gc.freeze()  # no fork looks through what was imported
         if (pid := os.fork()) == 0:
             listener.close()
             _raise_one(connection)

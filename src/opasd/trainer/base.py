@@ -13,7 +13,9 @@ class BaseTrainer(HubTrainer):
     """A Trainer whose errors about its own settings are one message each."""
 
     def total(self, value: float) -> float:
-        """Return the sum of a number over all processes."""
+        """Return the sum of a number over all processes; one process alone does not ask its device."""
+        if self.accelerator.num_processes == 1:
+            return float(value)
         reduced = self.accelerator.reduce(torch.tensor(float(value), device=self.args.device), "sum")
         assert isinstance(reduced, Tensor)
         return float(reduced)

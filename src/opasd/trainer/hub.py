@@ -9,6 +9,7 @@ from huggingface_hub import HfApi
 from transformers import Trainer
 
 from opasd.errors import ConfigError, OpasdError
+from opasd.run.manifest import FINAL
 
 
 class HubTrainer(Trainer):
@@ -32,7 +33,7 @@ class HubTrainer(Trainer):
         """Upload the finished run's `final` to `args.hub_model_id`; by default a repository named as the folder."""
         if not self.is_world_process_zero():
             return None
-        final = Path(str(self.args.output_dir)) / "final"
+        final = self.folder / FINAL
         if not (final / "README.md").exists():
             raise ConfigError(f"there is no result in {final} yet, so nothing can be uploaded; train first")
         token = token or self.args.hub_token
@@ -59,5 +60,5 @@ class HubTrainer(Trainer):
             raise ConfigError(
                 f"push_to_hub: {name} on the Hugging Face hub cannot be written ({reason}); log in (hf auth login), "
                 "check hub_model_id and the network, or leave push_to_hub out and upload the result later: hf upload "
-                f"{name} {self.args.output_dir}/final"
+                f"{name} {self.args.output_dir}/{FINAL}"
             ) from error

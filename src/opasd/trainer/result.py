@@ -11,7 +11,6 @@ from opasd.lab import LAB
 from opasd.model.sharding import local
 from opasd.run.card import model_card
 from opasd.run.manifest import FINAL, run_id, write_manifest
-from opasd.run.records import Records
 
 if TYPE_CHECKING:
     from opasd.trainer.trainer import OPASDTrainer
@@ -64,5 +63,5 @@ def save(trainer: "OPASDTrainer", output: Path) -> None:
             # The embedded model's folder has another path on another machine.
             values = json.loads(path.read_text(encoding="utf-8")) | {"base_model_name_or_path": LAB}
             path.write_text(json.dumps(values, indent=2), encoding="utf-8")
-        rows = list(Records(trainer.metrics_file.path))
-        (output / "README.md").write_text(model_card(trainer.run_config, rows), encoding="utf-8")
+        card = model_card(trainer.run_config, list(trainer.metrics_file))
+        (output / "README.md").write_text(card, encoding="utf-8")

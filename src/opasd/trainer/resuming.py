@@ -199,13 +199,9 @@ class ResumableTrainer(RestoringTrainer):
     @property
     def _way(self) -> Way:
         """How checkpoints hold the weights and the optimizer."""
-        return (
-            "deepspeed"
-            if self.is_deepspeed_enabled
-            else "parts"
-            if self.is_fsdp_enabled and not self._gathers
-            else "whole"
-        )
+        if self.is_deepspeed_enabled:
+            return "deepspeed"
+        return "parts" if self.is_fsdp_enabled and not self._gathers else "whole"
 
     def _files_to_resume(self) -> list[str]:
         """Return patterns of the files a checkpoint must have; sharded weights and optimizers have other names."""

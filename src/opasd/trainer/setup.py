@@ -280,7 +280,7 @@ def _check_whole_sequences(parallelism: object) -> None:
 
 def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offload: bool = False) -> None:
     """Refuse ways to spread the weights over processes that training would ignore, or wait for ever in."""
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    plugin = fsdp_plugin(trainer)
     if plugin is not None and plugin.fsdp_version != 2:
         raise ConfigError("fsdp: version 1 gathers weights where processes sample on their own; use fsdp_version 2")
     _check_whole_sequences(getattr(trainer.accelerator, "parallelism_config", None))  # a launcher may have set it
@@ -298,6 +298,11 @@ def check_sharding(trainer: Trainer, on_non_finite: StopOrSkip = "stop", *, offl
             "it out"
         )
     zero.check(trainer, on_non_finite, quantized=quantized, offload=offload)
+
+
+def fsdp_plugin(trainer: Trainer) -> Any:
+    """Return the settings of FSDP; None for a run that does not spread its weights in this way."""
+    return getattr(trainer.accelerator.state, "fsdp_plugin", None)
 
 
 def freeze_untied_head(model: nn.Module) -> None:

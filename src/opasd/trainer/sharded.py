@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from opasd.trainer.finite import FiniteTrainer
+from opasd.trainer.setup import fsdp_plugin
 
 
 class ShardedTrainer(FiniteTrainer):
@@ -35,12 +36,12 @@ class ShardedTrainer(FiniteTrainer):
     @property
     def _gathers(self) -> bool:
         """Whether the weights are sharded and a checkpoint holds them whole."""
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        plugin = fsdp_plugin(self)
         return plugin is not None and plugin.state_dict_type == StateDictType.FULL_STATE_DICT
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the whole weights, also when checkpoints are saved in parts."""
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        plugin = fsdp_plugin(self)
         with ExitStack() as stack:
             if plugin is not None and not self._gathers:
                 before = plugin.state_dict_type
