@@ -1,16 +1,17 @@
-"""The task lookup: its search, its second round and its pilot; `python results/tables.py lookup` prints all three.
+"""The task lookup: its search, second round, pilot and gates; `python results/tables.py lookup` prints all four.
 
 Rollouts are those of steps 21 to 40: fresh problems, temperature 1, 32 a step. The second round and the search have
 1,200 validation problems after the last step, at temperature 0.6. Differences are paired by seed, which fixes the
 problems of every step. Intervals are 95 %, Student's t over seeds.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from records import read_rows, training_runs
+from records import HERE, read_rows, training_runs
 from summaries import training_steps
 
 ARMS = {
@@ -44,8 +45,18 @@ SEARCHED = {
     },
 }
 """A run of the search for rates and ratios, likewise."""
+MEASURES = {
+    "layers 4 and 5": "4 and 5",
+    "layer 5": "5",
+    "layers 4 and 5, forks alone": "4 and 5 fork",
+    "layers 4 and 5, student undecided": "4 and 5 undecided",
+    "layer 5, forks alone": "5 fork",
+    "head 5.2": "5.2",
+    "head 4.1": "4.1",
+}
+"""What the gate was measured at, and its name in gates.json."""
 VALIDATION = "validation/lookup/avg@1"
-T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
+T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
 """The 97.5 % quantiles of Student's t, by degrees of freedom."""
 LATE = slice(20, 40)
 
@@ -127,8 +138,31 @@ def rows_searched() -> list[list[str]]:
     return table
 
 
+def gates() -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Return what lookup/gates.py wrote: by problems read, wording and measure."""
+    return json.loads((HERE / "lookup/gates.json").read_text(encoding="utf-8"))
+
+
+def rows_of_wordings() -> list[list[str]]:
+    """Return the cells of the gate by wording, at layers 4 and 5."""
+    return [[wording, *_gate(own["4 and 5"])] for wording, own in gates()["gold"].items()]
+
+
+def rows_of_measures() -> list[list[str]]:
+    """Return the cells of the gate by measure, with the recipe's wording: other problems, and the student's answers."""
+    read = [next(iter(gates()[name].values())) for name in ("gold, others", "student's")]
+    return [[label, *(cell for own in read for cell in _gate(own[name]))] for label, name in MEASURES.items()]
+
+
+def _gate(figures: Sequence[float]) -> list[str]:
+    """Return the target in units of the student's mass, and target − 2 · student with its interval."""
+    _, student, target, ratio, low, high = figures
+    margin = f"{target - 2 * student:+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
+    return [f"{ratio:.2f}", margin]
+
+
 def print_lookup() -> None:
-    for table in (rows_searched(), rows_again(), rows()):
+    for table in (rows_searched(), rows_again(), rows(), rows_of_wordings(), rows_of_measures()):
         for cells in table:
             print("| " + " | ".join(cells) + " |")
         print()

@@ -18,7 +18,14 @@ def tables():
 
 def test_the_page_has_the_figures_of_the_records(tables):
     page = (ROOT / "docs/evidence/lookup.md").read_text(encoding="utf-8")
-    for cells in (*tables.rows(), *tables.rows_again(), *tables.rows_searched()):
+    tables_ = (
+        tables.rows(),
+        tables.rows_again(),
+        tables.rows_searched(),
+        tables.rows_of_wordings(),
+        tables.rows_of_measures(),
+    )
+    for cells in (row for table in tables_ for row in table):
         assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page
 
 
@@ -48,3 +55,16 @@ def test_the_ledgers_gate_is_the_probes(tables):
         assert {gate["verdict"] for gate in gates} == {"fails"}
         cells = [", ".join(map(str, look["looking_layers"])), *(f"{gate['ratio']:.2f}" for gate in gates)]
         assert f"| {size}B | {' | '.join(cells)} |" in page
+
+
+def test_what_is_said_of_the_gates(tables):
+    """No wording passes at the layers that look; of the heads only 4.1 passes, on other problems and on answers too."""
+    gates = tables.gates()
+    low, high = slice(-2, -1), slice(-1, None)
+    assert len(gates["gold"]) == 18
+    assert all(own[name][high][0] < 0 for part in gates.values() for own in part.values() for name in ("4 and 5", "4"))
+    recipe = [next(iter(part.values())) for part in gates.values()]
+    heads = [name for name in recipe[0] if "." in name and "fork" not in name and "undecided" not in name]
+    assert len(heads) == 16
+    assert [head for head in heads if all(own[head][low][0] > 0 for own in recipe)] == ["4.1"]
+    assert all(own["5.2"][low][0] < 0 < own["5.2"][high][0] for own in recipe)

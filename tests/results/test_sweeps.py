@@ -20,7 +20,8 @@ def test_the_sweeps_are_found():
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_sweep_of_the_experiments_can_be_run(path: Path):
+def test_a_sweep_of_the_experiments_can_be_run(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(path.parent)  # for a plugin beside it
     sweep = load_sweep([str(path)])
     assert len({run.name for run in sweep.runs}) == len(sweep.runs) > 0
 

@@ -1,0 +1,79 @@
+"""The test problems of lookup and the ledger, as far as the planned sweeps (1, 2 and 5) have run.
+
+`python results/tables.py tested` prints a row for each arm whose sweep is in the records. Differences are paired by
+seed and problem: first with Student's interval over seeds, then with the package's over problems.
+"""
+
+from statistics import fmean, stdev
+
+from records import HERE, evaluated_models
+from summaries import Evaluation, load_evaluation
+from tables_lookup import over_seeds
+from tables_planned import accuracy, against
+
+from opasd.rounding import with_interval
+
+Arm = tuple[str, str, str, str]
+"""A sweep, a run, what it is, and the run that it is compared with, of the same sweep where no other is named."""
+TESTED: dict[str, tuple[Arm, ...]] = {
+    "lookup": (
+        ("lookup/objectives", "base", "base", ""),
+        ("lookup/objectives", "opsd", "OPSD", ""),
+        ("lookup/objectives", "opasd-last", "OPASD, last layer", "opsd"),
+        ("lookup/objectives", "opasd-look", "OPASD, layers 4 and 5", "opsd"),
+        ("lookup/head", "head-4.1", "OPASD, head 4.1", "lookup/objectives/opsd"),
+        ("lookup/head", "head-5.2", "OPASD, head 5.2", "lookup/objectives/opsd"),
+        ("lookup/controls", "opasd-shuffled", "OPASD, layers 4 and 5, shuffled", "lookup/objectives/opsd"),
+        ("lookup/controls", "attention", "attention alone, layers 4 and 5", "lookup/objectives/opsd"),
+        ("lookup/controls", "opsd-clip", "OPSD, per-token clip", "lookup/objectives/opsd"),
+        ("lookup/controls", "opasd-look-clip", "OPASD, layers 4 and 5, per-token clip", "opsd-clip"),
+        ("lookup/references", "opsd-solution", "OPSD, solution", "lookup/objectives/opsd"),
+        ("lookup/references", "opasd-solution", "OPASD, layers 4 and 5, solution", "opsd-solution"),
+        ("lookup/references", "opasd-both", "OPASD, tokens: solution; attention: pointers", "opsd-solution"),
+        ("lookup/references", "opasd-wrong", "OPASD, tokens: solution; attention: wrong pointers", "opsd-solution"),
+    ),
+    "lookup, evaluated with thinking": (
+        ("lookup/thinking", "base", "base", ""),
+        ("lookup/thinking", "opsd", "OPSD", ""),
+        ("lookup/thinking", "opasd-last", "OPASD, last layer", "opsd"),
+    ),
+    "ledger": (
+        ("ledger/objectives", "base", "base", ""),
+        ("ledger/objectives", "opsd", "OPSD, entry numbers", ""),
+        ("ledger/objectives", "opasd-last", "OPASD, entry numbers, last layer", "opsd"),
+        ("ledger/objectives", "opasd-look", "OPASD, entry numbers, layers 15 and 16", "opsd"),
+    ),
+}
+
+
+def models(sweep: str, run: str) -> dict[int, Evaluation]:
+    """Return a run's evaluations by seed; 0 stands for a run without one."""
+    there = evaluated_models(sweep) if any((HERE / sweep.partition("/")[0]).glob("*.tar.xz")) else []
+    names = {name: name.rpartition("-seed-") for name in there}
+    found = {int(seed): name for name, (own, _, seed) in names.items() if own == run}
+    return {seed: load_evaluation(sweep, name) for seed, name in (found or ({0: run} if run in there else {})).items()}
+
+
+def rows(task: str) -> list[str]:
+    """Return the rows of a task: arm, seeds, accuracy, and the difference over seeds and over problems."""
+    table = []
+    for sweep, run, label, other in TESTED[task]:
+        own = models(sweep, run)
+        if not own:
+            continue
+        means = [100 * fmean(model.shares().values()) for model in own.values()]
+        shown = f"{fmean(means):.1f} ± {stdev(means):.1f}" if len(means) > 1 else accuracy(*own.values())
+        cells = [label, str(len(own)) if own.keys() != {0} else "–", shown]
+        place, _, name = other.rpartition("/")
+        compared = models(place or sweep, name) if other else {}
+        pairs = [(own[seed], compared[seed]) for seed in own if seed in compared]
+        differences = [100 * fmean(first.gains(second).values()) for first, second in pairs]
+        over = with_interval(over_seeds(differences), sign=True) if len(differences) > 1 else ""
+        table.append(f"| {' | '.join([*cells, over, against(*zip(*pairs, strict=True)) if pairs else ''])} |")
+    return [row.replace("|  |", "| |").replace("|  |", "| |") for row in table]
+
+
+def print_tested() -> None:
+    for task in TESTED:
+        if table := rows(task):
+            print(f"{task}\n" + "\n".join(table), end="\n\n")
