@@ -17,12 +17,14 @@ KINDS = {
     "a token of PyPI": r"\bpypi-AgEI[A-Za-z0-9_-]{30,}",
     "a key of AWS": r"\bA(?:KIA|SIA)[A-Z0-9]{16}\b",
     "a secret key of AWS": r"(?i:aws_secret_access_key)\W{1,6}[A-Za-z0-9/+]{40}",
+    "a token of npm or a key of Groq": r"\bnpm_[A-Za-z0-9]{36}|\bgsk_[A-Za-z0-9]{40,}",
+    "a key of SendGrid": r"\bSG\.[\w-]{20,}\.[\w-]{40,}",
     "a key of Google": r"\bAIza[A-Za-z0-9_-]{35}",
     "a token of Slack": r"\bxox[abprs]-[A-Za-z0-9-]{20,}",
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----",
     "a key of Weights & Biases": r"(?i:wandb_api_key|wandb login)\W{1,4}[0-9a-f]{40}",
     "a signed token": r"\beyJ[A-Za-z0-9_-]{16,}\.eyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
-    "a name and password in an address": r"https?://[A-Za-z0-9._-]+:[^@\s/{}<>'\"$]{6,}@[A-Za-z0-9.-]+\.[a-z]{2,}",
+    "a name and password in an address": r"\b[a-z][a-z0-9+]+://[A-Za-z0-9._-]+:[^@\s/{}<>'\"$]{6,}@[A-Za-z0-9.-]+\.[a-z]{2,}",
 }
 """What is looked for; a secret has letters and numbers in an order that no word or digest of this project has."""
 _PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in KINDS.values()).encode())

@@ -6,7 +6,8 @@ from opasd.errors import without_secrets
 from tests.commands import opasd
 
 ADDRESSES = [
-    "http://me:hidden@host:1/v1", "HTTP://hidden@host:1", "me:hidden@host:1", "http:\\\\me:hidden@host:1",
+    "http://me:hidden@host:1/v1", "HTTP://hidden@host:1", "me:hidden@host:1", "http:/me:hidden@host:1",
+    "http://me:x/hidden@host:1", "http:\\\\me:hidden@host:1",
     "host:1?api_key=hidden", "http://host/v1?x=1&access_token=hidden#m", "http://host:1/v1;key=hidden",
 ]  # fmt: skip
 
@@ -33,6 +34,9 @@ SERVED = {
     "sweep": ("sweep", "lab", "--print-commands", "--rollout.servers.urls"),
     "evaluate": ("evaluate", "lab", "--engine", "vllm_server", "--server"),
     "judge": ("evaluate", "lab", "--judge"),
+    "sweep's servers": ("sweep", "lab", "--slurm", "--dry-run", "--evaluate.server"),
+    "merge": ("merge", "--output", "out"),
+    "report": ("report", "--output", "out"),
     "model": ("train", "lab", "--model"),
     "data": ("train", "lab", "--data"),
 }

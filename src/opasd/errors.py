@@ -57,8 +57,8 @@ class Stopped(Exception):
 
 
 _SECRETS = re.compile(
-    r"(?<=//)[^/@\s'\"]+(?=@)"  # http://name:password@host
-    r"|(?<![\w/])[\w.%+-]+:(?!//)[^/@\s'\"]+(?=@[\w[])"  # name:password@host
+    r"(?<=//|:/)(?:[^/@\s'\"]+|[^/@\s'\"]+:[^@\s'\"]+)(?=@)"  # http://name:password@host; a path has one slash
+    r"|(?<!\w)(?<!//)[\w.%+-]+:(?!//)[^/@\s'\"]+(?=@[\w[])"  # name:password@host
     r"|(?<=[?&;])([\w-]*(?:key|token|secret|password)=)[^\s&;#'\"]+",  # ?api_key=…
     re.IGNORECASE,
 )

@@ -466,6 +466,15 @@ def test_no_parquet(tmp_path: Path) -> None:
     assert error_of(path, SKIP).startswith("math.parquet, row 1: cannot be read (Parquet magic bytes not found")
 
 
+def test_a_parquet_that_names_a_column_twice(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, column = tmp_path / "math.parquet", pa.array(["q"])
+    pq.write_table(pa.Table.from_arrays([column] * 3, names=["problem", "problem", "solution"]), path)
+    assert error_of(path, SKIP).startswith("math.parquet, row 1: cannot be read (it names a column twice")
+
+
 def test_a_truncated_parquet(tmp_path: Path) -> None:
     path = write(tmp_path, ".parquet", ROWS)
     path.write_bytes(path.read_bytes()[:-10])

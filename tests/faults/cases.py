@@ -14,6 +14,10 @@ CASES = {
         "a checkpoint cut, zeroed, flipped, emptied, with NaN, with files added, of another run or of another step",
         "the last whole one is used, and said; the run ends as if undisturbed",
     ),
+    f"{FAULTS}damaged_runs.py::test_a_checkpoint_whose_manifest_fits_is_still_checked": (
+        "a checkpoint whose manifest fits, and whose parts do not",
+        "one message",
+    ),
     f"{FAULTS}damaged_runs.py::test_a_run_without_a_whole_checkpoint_is_refused_and_not_changed": (
         "no checkpoint that is whole",
         "refused; no file changes",

@@ -124,7 +124,7 @@ def answers_to_grade(place: Path, draw: Draw) -> None:
 
 def replies_of_servers(place: Path, draw: Draw) -> None:
     """Bytes of any kind as an HTTP reply, and JSON of any kind as its content."""
-    body = draw(_REPLIES.map(json.dumps).map(lambda text: text.encode(errors="replace")) | st.binary(max_size=60))
+    body = draw(_REPLIES.map(json.dumps).map(lambda text: text.encode(errors="replace")) | _CHUNKS)
     lines = draw(st.lists(st.sampled_from(_HEADERS), max_size=3))
     status = draw(st.sampled_from([b"HTTP/1.1 200 OK", b"HTTP/1.1 429 x", b"HTTP/1.1 99999 x", b"HTTP/0 200", b"\0"]))
     raw = b"\r\n".join([status, *lines, b"", body]) if draw(st.booleans()) else None
@@ -150,6 +150,7 @@ def replies_of_servers(place: Path, draw: Draw) -> None:
         assert said.isprintable()
 
 
+_CHUNKS = st.binary(max_size=60) | st.sampled_from([b"-5\r\nabc", b"-1\r\nabc", b"f" * 16 + b"\r\na", b"2;x\r\n{}\r\n"])
 _KEYS = ["choices", "data", "id", "parent", "token_ids", "finish_reason", "logprobs", "model", "message", "content",
          "token_logprobs", "usage", "completion_tokens", "max_model_len", "error"]  # fmt: skip
 _REPLIES = st.recursive(

@@ -190,6 +190,9 @@ def test_what_a_killed_merge_left_is_cleared_away(run, tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}\n"
     assert (out / "model.safetensors").stat().st_size > 4
     assert not list(out.glob(".*"))
+    (out / ".new-abc").mkdir()  # killed between its last move and its end
+    assert main(["merge", str(run / "final"), str(out), "--trust-remote-code"]) == 0
+    assert not list(out.glob(".*"))
 
 
 def test_what_is_in_the_folder_stays(run, tmp_path):

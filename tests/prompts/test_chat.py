@@ -72,6 +72,14 @@ def test_templates_that_cannot_be_used(template: str, message: str) -> None:
         PromptBuilder(tokenizer, PromptConfig(system="You know sums."))
 
 
+def test_a_template_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small("qwen3")
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr("opasd.prompts.chat._LONGEST_S", 0.2)
+    with pytest.raises(ConfigError, match="cannot render one user message: it does not end"):
+        Chat(tokenizer)
+
+
 def test_a_template_that_reads_the_message_refuses_the_row() -> None:
     tokenizer = small("qwen2_5")
     tokenizer.chat_template = "{{ messages[0].content | replace('seven', '7') }}!"

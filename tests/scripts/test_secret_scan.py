@@ -16,11 +16,15 @@ SECRETS = {
     "AWS": "AKIA" + "ABCDEFGH12345678",
     "secret key of AWS": "aws_secret_access_key = " + "aB3/" * 10,
     "Google": "AIza" + "x9_-a" * 7,
+    "npm": "npm_" + "x9" * 18,
+    "Groq": "gsk_" + "x9" * 26,
+    "SendGrid": "SG." + "x9" * 11 + "." + "x9" * 21,
     "Slack": "xoxb-" + "12345-" * 5,
     "private key": "-----BEGIN RSA " + "PRIVATE KEY-----",
     "Weights": "WANDB_API_KEY=" + "0123456789abcdef" * 2 + "01234567",
     "signed token": ".".join(["eyJ" + "hbGciOiJIUzI1NiJ9a", "eyJ" + "zdWIiOiIxMjM0NTY3", "SflKxwRJSMeKKF2QT4f"]),
     "name and password": "https://me:" + "secret1@host.org/x",
+    "a name and password": "postgres://me:" + "secret1@host.org/x",
 }
 
 

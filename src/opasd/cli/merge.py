@@ -43,10 +43,10 @@ def run(args: list[str]) -> int:
 
 
 def _can_be_filled(out: Path) -> bool:
-    """Return whether the folder is empty but for what a killed merge left: it moves config.json last."""
+    """Return whether the folder is empty, or a killed merge has left it: what it staged lies there until its end."""
     from opasd.files import STAGED
 
     if not out.is_dir():
         return False
-    staged = [path for path in out.iterdir() if path.name.startswith(STAGED)]
-    return len(list(out.iterdir())) == len(staged) or any((path / "config.json").exists() for path in staged)
+    names = [path.name for path in out.iterdir()]
+    return not names or any(name.startswith(STAGED) for name in names)

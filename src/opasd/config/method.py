@@ -143,7 +143,8 @@ def check_address(url: str) -> None:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:  # it is too large, or no number
-        raise ValueError(f"got {shown!r:.80} ({error}); give addresses such as http://localhost:8000") from None
+        reason = str(error).partition(" as ")[0]  # behind it stands what may be a password
+        raise ValueError(f"got {shown!r:.80} ({reason}); give addresses such as http://localhost:8000") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"got {shown!r:.80}; give addresses such as http://localhost:8000")
     if parts.username is not None or parts.password is not None or "@" in unquote(url):

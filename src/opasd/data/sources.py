@@ -287,7 +287,10 @@ def _read_parquet(path: Path, columns: ColumnConfig) -> Numbered:
 
     number = 0
     with ParquetFile(path) as file:
-        for batch in file.iter_batches(256, columns=_needed_columns(file.schema_arrow.names, columns)):
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise ValueError("it names a column twice")
+        for batch in file.iter_batches(256, columns=_needed_columns(names, columns)):
             for index in range(batch.num_rows):
                 number += 1
                 try:

@@ -11,10 +11,13 @@ line if there is one, the message, a line break.
 """
 
 import re
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -41,6 +44,8 @@ _TURNS = (("system", "user", "assistant", "user"), ("user", "assistant", "user")
 """Conversations that show what a template writes between turns; some templates refuse some of them."""
 # A shorter generation prompt ("A:") is too common in ordinary text to count as a control string.
 _SHORTEST_MARKER = 4
+_LONGEST_S = 10.0
+"""Seconds of the processor's time for one text; a template takes milliseconds."""
 _OUR_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "enable_thinking", "thinking"})
 
 Request = tuple[str, bool]
@@ -102,6 +107,25 @@ def _headers(separator: str, strings: set[str]) -> set[str]:
     marks = "|".join(re.escape(string) for string in sorted(strings, key=len, reverse=True) if string)
     lines = [line.strip() for part in re.split(marks, separator) for line in part.splitlines()]
     return {line for line in lines if _SHORTEST_MARKER <= len(line) <= _LONGEST_HEADER and _HEADER.fullmatch(line)}
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Refuse a template that does not end: the sandbox that it runs in bounds no time. Main thread only."""
+
+    def too_long(_number: int, _frame: FrameType | None) -> None:
+        raise ConfigError(f"it does not end within {_LONGEST_S:g} s of the processor's time")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
 
 
 def _overlapping(starts: np.ndarray, ends: np.ndarray, span: Span) -> range:
@@ -234,15 +258,16 @@ class Chat:
         return self._write([*conversation, {"role": "user", "content": message}], thinking)
 
     def _write(self, conversation: list[dict[str, str]], thinking: bool) -> str:
-        rendered = self._tokenizer.apply_chat_template(
-            conversation,
-            tokenize=False,
-            add_generation_prompt=True,
-            # Model families name the switch differently; a template ignores variables that it does not know.
-            enable_thinking=thinking,
-            thinking=thinking,
-            **self._options,
-        )
+        with _ending():
+            rendered = self._tokenizer.apply_chat_template(
+                conversation,
+                tokenize=False,
+                add_generation_prompt=True,
+                # Model families name the switch differently; a template ignores variables that it does not know.
+                enable_thinking=thinking,
+                thinking=thinking,
+                **self._options,
+            )
         assert isinstance(rendered, str)
         return rendered
 

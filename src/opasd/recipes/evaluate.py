@@ -66,6 +66,13 @@ class EvaluateConfig(Section):
     """A model, or the address of a server with chat completions (`URL#MODEL`), that is asked about answers that no rule
     can settle. Its word is reported apart. Unset: none."""
 
+    @field_validator("server")
+    @classmethod
+    def _addresses(cls, server: tuple[str, ...]) -> tuple[str, ...]:
+        for url in server:
+            check_address(url)
+        return server
+
     @field_validator("judge")
     @classmethod
     def _no_secret(cls, judge: str | None) -> str | None:

@@ -17,9 +17,9 @@ from typing import Any
 from opasd.choices import FinishReason
 from opasd.config import SamplingConfig, ServersConfig
 from opasd.errors import ConfigError, EngineError
-from opasd.rollout.vllm.http import Client, Refused, Unavailable
+from opasd.rollout.vllm.http import KEY_OF_OPENAI, Client, Refused, Unavailable
 
-KEY_VARIABLE = "OPENAI_API_KEY"
+KEY_VARIABLE = KEY_OF_OPENAI
 """Environment variable with the key; it is sent to the server and written nowhere."""
 LONGEST_WAIT = 120.0
 """Most seconds that a server's Retry-After is followed."""

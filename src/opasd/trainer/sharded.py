@@ -66,7 +66,7 @@ class ShardedTrainer(FiniteTrainer):
         names = {id(parameter): name for name, parameter in self._sharded.named_parameters()}
         order = [names[id(p)] for group in self._plain_optimizer.param_groups for p in group["params"]]
         state = by_name(torch.load(file, map_location="cpu", weights_only=True), order)
-        options = StateDictOptions(full_state_dict=True)
+        options = StateDictOptions(full_state_dict=bool(state["state"]))  # SGD may have none, and nothing to divide
         set_optimizer_state_dict(self._sharded, self._plain_optimizer, state, options=options)
         self._schedule.load_state_dict(torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True))
 

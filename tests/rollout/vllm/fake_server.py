@@ -150,6 +150,9 @@ class Handler(BaseHTTPRequestHandler):
             self.cut(b'{"choices": [{"token_')
         elif fault == "claim":
             self.cut(b"{", 10**30)
+        elif fault == "chunk":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n{}")
+            self.close_connection = True
         elif fault == "refuse":
             self.answer(400, "[" * 200_000)
         elif fault in ("flood", "drip", "drip of headers"):

@@ -156,6 +156,7 @@ FAULTS = {
     "a token beyond all numbers": {"model": "base", "choices": [{"token_ids": [10**12], "finish_reason": "stop"}]},
     "a length beyond all memory": "claim",
     "an answer without an end": "flood",
+    "a part of a negative length": "chunk",
     "drops for ever": "drip",
     "headers for ever": "drip of headers",
 }
@@ -385,6 +386,15 @@ def test_the_key_is_sent(servers, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "sesame\n")  # as a file gives it
     make_engine(servers[:1]).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
     assert {key for _, key in servers[0].log()["log"]} == {"Bearer sesame"}
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_key_that_a_server_repeats_is_not_shown(servers, monkeypatch, caplog, status):
+    monkeypatch.setenv("VLLM_API_KEY", "open-sesame")
+    servers[0].set(faults=[{"status": status, "words": "x" * 490 + " no such key: Bearer open-sesame"}], lasting=True)
+    with pytest.raises(EngineError, match=f"HTTP {status}") as caught:
+        make_engine(servers[:1], retries=0).generate(PROMPTS[:1], SAMPLING, SEEDS[:1])
+    assert "open-s" not in str(caught.value) + caplog.text
 
 
 @pytest.mark.parametrize("key", ["sesame\x01", "sés", "open\nsesame"])

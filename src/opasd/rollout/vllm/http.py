@@ -15,6 +15,10 @@ from opasd.errors import ConfigError
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key for servers that require one."""
+KEY_OF_OPENAI = "OPENAI_API_KEY"
+"""The same for other servers."""
+_SHORTEST_KEY = 8
+"""A shorter one is a word that stands for none."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Options, where the system has them, that notice within about a minute that the other machine has vanished."""
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -22,9 +26,17 @@ MAX_ANSWER_BYTES = 64 * 2**20
 
 
 def shown(text: object) -> str:
-    """Return text of a server for a terminal: one line of printable characters, not too long."""
-    words = " ".join(str(text).split())
+    """Return text of a server for a terminal: one line of printable characters, not too long, and without the key."""
+    words = " ".join(_without_keys(str(text)).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words[:500])
+
+
+def _without_keys(text: str) -> str:
+    """Return the text with *** for the keys, which some servers repeat when they refuse them."""
+    for variable in (KEY_VARIABLE, KEY_OF_OPENAI):
+        if len(key := os.environ.get(variable, "").strip()) >= _SHORTEST_KEY:
+            text = text.replace(key, "***")
+    return text
 
 
 class Unavailable(Exception):
@@ -122,7 +134,7 @@ class Client:
             answer = connection.getresponse()
             status, content = answer.status, answer.read()
             wait = answer.headers.get("Retry-After", "")
-        except (OSError, http.client.HTTPException, OverflowError, MemoryError) as error:
+        except (OSError, http.client.HTTPException, OverflowError, MemoryError, ValueError) as error:
             raise Unavailable(_describe(error, timeout)) from error
         finally:
             if wire is not None:
@@ -167,7 +179,7 @@ def _read(status: int, content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
-        text = content.decode(errors="replace")
+        text = _without_keys(content.decode(errors="replace"))
         if text.startswith("Success"):  # vLLM answers about adapters in plain text
             return text
         raise Unavailable(f"an answer that is not JSON: {text[:60]!r}") from None
@@ -178,8 +190,8 @@ def _message(content: bytes) -> str:
     with suppress(ValueError, RecursionError, AttributeError, TypeError):
         body = json.loads(content)
         body = body.get("error", body)
-        return str(body.get("message", body) if isinstance(body, dict) else body)[:500]
-    return content.decode(errors="replace")[:200] or "no reason given"
+        return _without_keys(str(body.get("message", body) if isinstance(body, dict) else body))[:500]
+    return _without_keys(content.decode(errors="replace"))[:200] or "no reason given"
 
 
 def _describe(error: Exception, timeout: float) -> str:
@@ -189,4 +201,6 @@ def _describe(error: Exception, timeout: float) -> str:
         return "connection refused"
     if isinstance(error, ConnectionError | http.client.HTTPException):
         return "the connection was cut"
+    if isinstance(error, ValueError):  # the length of a chunk is less than nothing
+        return "an answer that is not HTTP"
     return str(error) or type(error).__name__

@@ -27,7 +27,7 @@ from opasd.model.sharding import divided
 from opasd.rollout.adapters import AdapterExport, check_folder
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
 from opasd.rollout.vllm.dispatch import Batch, Server
-from opasd.rollout.vllm.http import Refused, Unavailable
+from opasd.rollout.vllm.http import Refused, Unavailable, shown
 from opasd.rollout.vllm.serving import HALF_PRECISION, ServedBase, ServingEngine
 from opasd.together import from_first, processes, rank
 
@@ -270,7 +270,9 @@ def read_completion(
         if ids is None:
             raise EngineError(f"{url} returns no token ids; it needs vLLM 0.10.2 or newer")
         if answer.get("model") != model:
-            raise EngineError(f"{url} answered with {reprlib.repr(answer.get('model'))} when asked for {model!r}")
+            raise EngineError(
+                f"{url} answered with {shown(reprlib.repr(answer.get('model')))} when asked for {model!r}"
+            )
         logprobs = choice["logprobs"]["token_logprobs"] if "logprobs" in request else None
         is_whole = reason in ("stop", "length") and 0 < len(ids) <= request["max_tokens"]
         if not is_whole or not all(type(token) is int and token >= 0 for token in ids):
