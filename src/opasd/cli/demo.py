@@ -49,8 +49,8 @@ QUICK = {"max_steps": 10, "per_device_train_batch_size": 16, "learning_rate": 3e
 QUICK_CHOICE = "λ 0.1"
 QUICK_PROBLEMS, PROBLEMS, VALIDATION = 300, 1200, 600
 FIRST_LOOK = (
-    "A first look: one seed, few steps at a high rate, few problems. It shows whether the methods learn. Without "
-    "--quick the demo compares them."
+    "A first look: one seed, few steps at a high learning rate, few problems. It shows whether the methods learn, "
+    "and not which is better: in the whole demo, without --quick, OPSD and OPASD are level."
 )
 HEADER = ("", "accuracy", "against base", "response length", "truncated", "markers / 1k tokens")
 
@@ -61,7 +61,7 @@ def parser() -> Parser:
     command.add_argument(
         "--quick",
         action="store_true",
-        help="A first look: 10 steps of 16 rollouts at a rate of 3e-3, 300 problems, one setting of OPASD.",
+        help="A first look: 10 steps of 16 rollouts at a learning rate of 3e-3, 300 problems, one setting of OPASD.",
     )
     command.add_argument(
         "--steps",
