@@ -25,6 +25,7 @@ _UNREAD = re.compile(r"\\ldots|\\vec(?![a-zA-Z]).*\\times|_(?:\w|\{[^{}]*\})_", 
 _FIGURES = re.compile(r"\d+", re.ASCII)
 _NATURAL_LOG = re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})")
 _DECIMAL_LOG = re.compile(r"\\lg(?![a-zA-Z])")
+_NUMBER_BEFORE_BRACKET = re.compile(r"(?<=\d)\s*(?=(?:\\left\s*)?[(\[]\s*-?\s*\\frac)", re.ASCII)
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\{])[a-zA-Z](?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 
@@ -60,12 +61,13 @@ def _parse(text: str) -> Any:
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     text = text.replace("$", "").replace("\\varnothing", "\\emptyset")
     text = _NATURAL_LOG.sub(r"\\ln ", _DECIMAL_LOG.sub(r"\\log_{10}", text))
+    text = _NUMBER_BEFORE_BRACKET.sub(r"\\cdot ", text)  # the parser takes 2(1/2) for two and a half
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     parsed = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     if not parsed or (isinstance(parsed[0], sympy.Basic) and parsed[0].has(sympy.zoo, sympy.nan)):
         return None
-    found = _with_double_factorials(parsed[0]) if "!!" in text else parsed[0]
+    found = _with_double_factorials(parsed[0]) if "!!" in text else _with_exact_powers(parsed[0])
     return _as_set(_with_real_roots(found) if "\\sqrt[" in text else found, text)
 
 
@@ -97,6 +99,15 @@ def _with_real_roots(parsed: Any) -> Any:
             term.is_Pow and term.exp.is_Rational and term.exp.p == 1 and term.exp.q % 2 == 1 and term.base.is_negative
         ),
         lambda term: -((-term.base) ** term.exp),
+    )
+
+
+def _with_exact_powers(parsed: Any) -> Any:
+    """Take x^0.5 as the square root; the algebra rounds powers that are decimals."""
+    if not isinstance(parsed, sympy.Basic) or not parsed.has(sympy.Float):
+        return parsed
+    return parsed.replace(
+        lambda term: term.is_Pow and term.exp.is_Float, lambda term: term.base ** sympy.Rational(str(term.exp))
     )
 
 
@@ -160,7 +171,14 @@ def _same_when_done(first: Any, second: Any) -> bool:
     variable = any(isinstance(side, sympy.Symbol) for side in (first, second))
     if not _are_expressions_with(first, second, *((sympy.Expr,) if variable else (sympy.Sum, sympy.Product))):
         return False
-    return bool(sympy.simplify((first - second).doit()) == 0)
+    gap = first - second
+    limits = [limit for term in gap.atoms(sympy.Sum, sympy.Product) for limit in term.limits]
+    counts = {symbol.name for _, *ends in limits for end in ends for symbol in end.free_symbols}
+    plain = {  # the parser's symbols differ in their assumptions from text to text
+        symbol: sympy.Symbol(symbol.name, **dict.fromkeys(["positive", "integer"] * (symbol.name in counts), True))
+        for symbol in gap.free_symbols
+    }
+    return any(bool(sympy.simplify(side.doit()) == 0) for side in (gap, gap.subs(plain)))
 
 
 def _are_expressions_with(first: Any, second: Any, *kinds: type) -> bool:

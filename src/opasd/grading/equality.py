@@ -12,22 +12,24 @@ system share every rule except the algebra.
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from string import ascii_letters
 from typing import NamedTuple
 
 from opasd.grading.arithmetic import contradicts_itself
 from opasd.grading.bases import in_base
+from opasd.grading.layout import Pieces, pieces
 from opasd.grading.listing import (
     both_signs,
     in_order_of,
     names_give_order,
-    one_choice_of_signs,
     pairs_off,
+    solutions,
     without_names,
 )
 from opasd.grading.names import (
     about_parts,
     chain,
+    differ_in_case,
+    name_first,
     name_of,
     name_other_angles,
     names_of,
@@ -36,7 +38,7 @@ from opasd.grading.names import (
     same_variables,
     without_shared_name,
 )
-from opasd.grading.quantities import UNITS, Residue, number, quantity, residue
+from opasd.grading.quantities import UNITS, Residue, is_money_at_a_rate, number, quantity, residue
 from opasd.grading.reading import unboxed
 from opasd.grading.tidying import bare, inside, is_balanced, split, tidy
 from opasd.grading.times import same_time
@@ -89,9 +91,7 @@ _STERLING = re.compile(r"£|\\pounds(?![a-zA-Z])")
 _POUNDS = re.compile(r"(?<![a-zA-Z\\])pounds?(?![a-zA-Z])", re.IGNORECASE)
 _HALVES_OF_DAY = {UNITS["am"], UNITS["pm"]}
 RADIAN = UNITS["radian"]
-_PI = re.compile(r"\\pi(?![a-zA-Z])")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_LETTERS = set(ascii_letters)
+_IN_RADIANS = re.compile(r"\\(?:pi|arc(?:sin|cos|tan)|(?:sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\})(?![a-zA-Z])")
 
 
 class Items(NamedTuple):
@@ -122,7 +122,7 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
         return words == in_words(answer, certain=False)
     if differ_in_first_word(gold, answer):
         return False
-    gold, answer = without_leads(gold, answer)
+    gold, answer = map(name_first, without_leads(gold, answer))
     if contradicts_itself(answer):
         return False
     answer = same_variables(gold, answer)
@@ -138,7 +138,7 @@ def _items(text: str) -> Items:
     for pattern in (_MEMBER, _NAMED_WHOLE):
         if (named := pattern.fullmatch(text)) and "=" not in named[2]:
             name, text = plain_name(named[1]), named[2]
-    brackets, values = "", split(text)
+    brackets, values = "", solutions(text) or split(text)
     if len(values) == 1 and (enclosed := inside(text)) is not None:
         brackets, inner = enclosed
         if brackets == "{}" and (condition := _SUCH_THAT.fullmatch(inner)) and inner[0] in condition[1]:
@@ -146,8 +146,8 @@ def _items(text: str) -> Items:
         values = split(inner, thousands=brackets == "{}")
         if brackets == "" or (brackets == "()" and len(values) == 1):
             return _items(inner)._replace(name=name)
-    if brackets == "()" and len(values) > 1 and one_choice_of_signs(text):
-        return Items(text, "", tuple(both_signs(text)), is_interval=False, name=name)  # two points
+    if brackets == "()" and len(values) > 1 and len(points := both_signs(text)) > 1:
+        return Items(text, "", tuple(points), is_interval=False, name=name)
     if brackets in ("", "{}"):
         values = [signed for value in values for signed in both_signs(value)]
     endless = len(values) == 2 and any(map(_INFINITY.search, values))
@@ -226,6 +226,12 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
         return False
     if in_order and any(map(_is_choice_of_values, (gold, answer))):
         return False
+    if (
+        {gold.brackets, answer.brackets} == {"", "[]"}
+        and len(gold.values) == 1
+        and not _may_be_in_brackets(gold.values[0])
+    ):
+        return False
     if in_order is None or (len(gold.values) != len(answer.values) and not sets):
         return False
     if max(len(gold.values), len(answer.values)) > MOST_ITEMS:
@@ -237,9 +243,13 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     if sets:
         rows = (*matches, *zip(*matches, strict=True))
         return _all(True in row or (None if None in row else False) for row in rows)
-    if pairs_off([[match is True for match in row] for row in matches]):
-        return True
-    return None if pairs_off([[match is not False for match in row] for row in matches]) else False
+    return _paired(matches)
+
+
+def _may_be_in_brackets(value: str) -> bool:
+    """Return whether a value may be alone in square brackets: [x] is the floor of x, but [5] is 5."""
+    whole = number(bare(value))
+    return "\\begin" in value or (whole is not None and whole.denominator == 1)
 
 
 def _is_choice_of_values(items: Items) -> bool:
@@ -257,6 +267,9 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
     gold, answer = without_shared_name(gold, same_variables(gold, answer))
     if bare(gold) == bare(answer):
         return bare(gold) != ""
+    in_pieces = pieces(gold), pieces(answer)
+    if any(in_pieces):
+        return _same_pieces(*in_pieces, rules)
     if any(around_words(quantity(text).value)[0] for text in (gold, answer)):
         (words, golds), (answer_words, answers) = around_words(gold), around_words(answer)
         if words != answer_words:
@@ -281,11 +294,12 @@ def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
 def _same_quantity(gold: str, answer: str, rules: Rules) -> bool | None:
     (gold, gold_unit), (answer, answer_unit) = quantity(gold), quantity(answer)
     halves = (unit.dimension if unit and unit in _HALVES_OF_DAY else "" for unit in (gold_unit, answer_unit))
-    if (verdict := same_time(*zip(map(bare, (gold, answer)), halves, strict=True))) is not None:
+    plain = {gold_unit, answer_unit} <= {None, *_HALVES_OF_DAY}
+    if plain and (verdict := same_time(*zip(map(bare, (gold, answer)), halves, strict=True))) is not None:
         return verdict
     if {gold_unit, answer_unit} & _HALVES_OF_DAY and None in (gold_unit, answer_unit) and ":" not in gold:
         return False
-    if (gold_unit is None) != (answer_unit is None) and _PI.search(gold if gold_unit is None else answer):
+    if (gold_unit is None) != (answer_unit is None) and _IN_RADIANS.search(gold if gold_unit is None else answer):
         degrees = UNITS["degree"]
         gold_unit, answer_unit = (
             RADIAN if unit is None and other == degrees else unit
@@ -300,7 +314,7 @@ def _same_quantity(gold: str, answer: str, rules: Rules) -> bool | None:
     gold_number, answer_number = number(bare(gold)), number(bare(answer))
     if gold_unit and answer_unit and gold_unit != answer_unit:
         if gold_unit.dimension != answer_unit.dimension:
-            return False
+            return is_money_at_a_rate(gold_unit, answer_unit) and _same_quantity(gold, answer, rules)
         factor = gold_unit.factor / answer_unit.factor
         if gold_number is not None and answer_number is not None:
             return rules.same_number(gold_number * factor, answer_number)
@@ -310,9 +324,29 @@ def _same_quantity(gold: str, answer: str, rules: Rules) -> bool | None:
     if bare(gold) == bare(answer):
         return bare(gold) != ""
     no_expression = (starts_with_words(text) or not is_balanced(text) for text in (gold, answer))
-    if _differ_in_case(gold, answer) or any(no_expression) or is_prose(gold) or is_prose(answer):
+    if differ_in_case(gold, answer) or any(no_expression) or is_prose(gold) or is_prose(answer):
         return False
     return rules.decide(gold, answer)
+
+
+def _same_pieces(gold: Pieces | None, answer: Pieces | None, rules: Rules) -> bool | None:
+    """Return whether functions in pieces have the same values under the same conditions, in any order."""
+    if not gold or not answer or len(gold[1]) != len(answer[1]):
+        return False
+    if gold[0] and answer[0] and plain_name(gold[0]) != plain_name(answer[0]):
+        return False
+    matches = [
+        [_all(_same(_items(a), _items(b), rules) for a, b in zip(piece, other, strict=True)) for other in answer[1]]
+        for piece in gold[1]
+    ]
+    return _paired(matches)
+
+
+def _paired(matches: list[list[bool | None]]) -> bool | None:
+    """Return whether each row has a column of its own that it matches, None if that is open."""
+    if pairs_off([[match is True for match in row] for row in matches]):
+        return True
+    return None if pairs_off([[match is not False for match in row] for row in matches]) else False
 
 
 def _ratio(text: str) -> list[str]:
@@ -357,12 +391,6 @@ def _same_percent(gold: str, answer: str, rules: Rules) -> bool | None:
     # Both as the known answer has them.
     scaled = second * 100 if marks[0] else second / 100
     return rules.same_number(first, scaled) or (rules.same_number(first, second) and abs(first) >= 1)
-
-
-def _differ_in_case(gold: str, answer: str) -> bool:
-    """Return whether only the case of letters differs: R and r are two variables."""
-    first, second = (set(_COMMAND.sub("", text)) & _LETTERS for text in (gold, answer))
-    return first != second and {a.casefold() for a in first} == {a.casefold() for a in second}
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:

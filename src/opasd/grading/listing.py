@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from opasd.grading.names import chain, name_of
+from opasd.grading.tidying import split
 
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
 _OPPOSITE = {"\\mp", "∓"}
 _MOST_SIGNS = 3
+_NEXT = re.compile(r";|\\text\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\{])or(?![a-zA-Z}])")
 _NAME_INDEX = re.compile(r"[_\d'].*")
 
 
@@ -72,6 +74,20 @@ def names_give_order(gold: Sequence[str], answer: Sequence[str]) -> bool:
         return False
     letters = [{_NAME_INDEX.sub("", name) for name in names if name} for names in sides]
     return any(all(names) and len(own) == len(names) > 1 for names, own in zip(sides, letters, strict=True))
+
+
+def solutions(text: str) -> list[str]:
+    """Return x=1, y=2; x=2, y=1 as (x,y)=(1,2) and (x,y)=(2,1); nothing if the text is no such list."""
+    found: list[str] = []
+    known: list[str | None] = []
+    for group in _NEXT.split(text):
+        values = split(group)
+        names = [name_of(value) for value in values]
+        if len({*names} - {None}) < max(2, len(names)) or (known and known != names):
+            return []
+        known = names
+        found.append(f"({','.join(map(str, names))})=({','.join(chain(value)[-1] for value in values)})")
+    return found if len(found) > 1 else []
 
 
 def without_names(gold: tuple[str, ...], answer: tuple[str, ...]) -> list[list[str]]:

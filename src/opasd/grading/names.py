@@ -5,6 +5,7 @@ same_variables("f(x) = x^2", "f(t) = t^2")    the answer with the known answer's
 """
 
 import re
+from string import ascii_letters
 
 from opasd.grading.tidying import TEXT, bare, marks_at_top
 from opasd.grading.words import has_words
@@ -16,11 +17,16 @@ _SYMBOL = rf"{_LETTERS}\s*'*(?:{_INDEX})?'*"
 _NAME = re.compile(
     rf"{_SYMBOL}(?:\s*\(\s*(?:[a-zA-Z](?:_\w)?|-?\d+)(?:\s*,\s*(?:[a-zA-Z]|-?\d+))*\s*\))?"
     rf"|\\frac\s*\{{\s*d\s*{_SYMBOL}\s*\}}\s*\{{\s*d\s*{_SYMBOL}\s*\}}"
+    rf"|{_SYMBOL}\s*\^\s*\{{?\s*\*\s*\}}?|{_SYMBOL}(?:\s*:\s*{_SYMBOL})+|\(\s*[a-z]\s*\\circ\s*[a-z]\s*\)\s*\(\s*[a-z\d]+\s*\)"
+    r"|\\?(?:deg|Re|Im)\s*(?:\(\s*[a-zA-Z]\s*\)|\s[a-zA-Z])|\\(?:text|operatorname)\s*\{\s*[A-Z][a-z]+\s*\}\s*\(\s*[a-zA-Z]\s*\)"
     r"|[PE]\s*[(\[][A-Z](?:\s*\|\s*[A-Z])?[)\]]|\|\s*[A-Z]{1,3}\s*\|"
 )
+_ARGUMENT = r"(?:[a-zA-Z]|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|omega)(?![a-zA-Z]))"
 _FUNCTION = re.compile(
-    rf"({_SYMBOL}(?:\s*\^\s*\{{\s*-\s*1\s*\}})?)\s*\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])*)\s*\)\s*=(?!=)(.+)", re.DOTALL
+    rf"({_SYMBOL}(?:\s*\^\s*\{{\s*-\s*1\s*\}})?)\s*\(\s*({_ARGUMENT}(?:\s*,\s*{_ARGUMENT})*)\s*\)\s*=(?!=)(.+)",
+    re.DOTALL,
 )
+_SEQUENCE = re.compile(r"([a-zA-Z])_\s*\{?\s*([i-n])\s*\}?\s*=(?!=)(.+)", re.DOTALL)
 _VARIABLE = re.compile(_SYMBOL)
 _VECTOR = re.compile(r"\\(?:vec|overrightarrow|mathbf)(?![a-zA-Z])")
 _ABOUT = re.compile(r"\\approx(?![a-zA-Z])")
@@ -31,6 +37,7 @@ _BINDERS = (
     re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*([a-zA-Z])\s*="),
 )
 _TOKEN = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
+_ANY_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTER_FORM = re.compile(r"\\var(epsilon|theta|phi|rho|sigma)(?![a-zA-Z])")
 _OTHER_RELATION = re.compile(r"[<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv|in)(?![a-zA-Z])")
 
@@ -52,6 +59,13 @@ def chain(text: str) -> list[str]:
     # Words, commas or other relations between the signs: it says more than one thing.
     broken = any(TEXT.search(link) or "," in link or ";" in link or has_words(link) for link in links[1:-1])
     return links if all(links) and not broken and not _OTHER_RELATION.search(text) else [text]
+
+
+def name_first(text: str) -> str:
+    """Return 7 = x as x = 7."""
+    links = chain(text)
+    turned = len(links) == 2 and _VARIABLE.fullmatch(links[1]) and not any(map(str.isalpha, links[0]))
+    return f"{links[1]}={links[0]}" if turned else text
 
 
 def name_of(text: str) -> str | None:
@@ -103,19 +117,23 @@ def same_letter_forms(gold: str, answer: str) -> list[str]:
 
 def same_variables(gold: str, answer: str) -> str:
     """Return the answer `f(t) = …` in the variables of the known answer `f(x) = …`, if no other letter is taken."""
-    first, second = _FUNCTION.fullmatch(gold), _FUNCTION.fullmatch(answer)
+    first, second = (_FUNCTION.fullmatch(text) or _SEQUENCE.fullmatch(text) for text in (gold, answer))
     if not first or not second or bare(first[1]) != bare(second[1]):
         return _same_bound(gold, answer)
     new, old = (re.split(r"\s*,\s*", match[2]) for match in (first, second))
-    letters = {token for token in _TOKEN.findall(second[3]) if len(token) == 1}
-    if new == old or len(new) != len(old) or len({*new}) < len(new) or letters & ({*new} - {*old}):
+    letters = {token for token in _TOKEN.findall(second[3]) if re.fullmatch(_ARGUMENT, token)}
+    if new == old:
+        return _same_bound(gold, answer)
+    if len(new) != len(old) or len({*new}) < len(new) or letters & ({*new} - {*old}):
         return answer
-    calls_itself = re.search(rf"(?<![a-zA-Z]){re.escape(second[1].strip())}\s*\(", second[3])
-    if not all(map(str.islower, old)) or (calls_itself and not letters & {*old}):
+    calls_itself = re.search(rf"(?<![a-zA-Z]){re.escape(second[1].strip())}\s*[(_]", second[3])
+    defines = letters & {*old} or not (calls_itself or _SEQUENCE.fullmatch(answer))
+    if not all(map(str.islower, old)) or not defines:
         return answer  # P(A) is no function of A, and f(a) = f(b) defines nothing
-    renamed = dict(zip(old, new, strict=True))
+    renamed = dict(zip(old, (f" {letter} " for letter in new), strict=True))
     body = _TOKEN.sub(lambda token: renamed.get(token[0], token[0]), second[3])
-    return f"{second[1]}({','.join(new)})={body}"
+    head = f"{second[1]}({','.join(new)})" if _FUNCTION.fullmatch(answer) else f"{second[1]}_{new[0]}"
+    return f"{head}={body}"
 
 
 def _same_bound(gold: str, answer: str) -> str:
@@ -126,3 +144,9 @@ def _same_bound(gold: str, answer: str) -> str:
             (old_letter,), (new_letter,) = old, new
             answer = _TOKEN.sub(lambda token, a=old_letter, b=new_letter: b if token[0] == a else token[0], answer)
     return answer
+
+
+def differ_in_case(gold: str, answer: str) -> bool:
+    """Return whether only the case of letters differs: R and r are two variables."""
+    first, second = (set(_ANY_COMMAND.sub("", text)) & {*ascii_letters} for text in (gold, answer))
+    return first != second and {a.casefold() for a in first} == {a.casefold() for a in second}

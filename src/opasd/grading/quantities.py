@@ -22,6 +22,10 @@ _POWER_OF_TEN = re.compile(
 _REPEATING = re.compile(
     r"([-+]?)(\d*)\.(\d*)\\(?:(?:overline|bar|dot)(?:\{(\d+)\}|(\d))|dot\{(\d)\}(\d*)\\dot\{(\d)\})", re.ASCII
 )
+# 0.(36), and 0.333… with what is there three times, or twice if it is long.
+_PERIOD = re.compile(
+    r"([-+]?\d*\.\d{0,9}?)(?:(?<=\.)\((\d+)\)|(\d{1,6}?)\3{2,9}\\ldots|(\d{6,12}?)\4\\ldots)", re.ASCII
+)
 
 
 def number(text: str) -> Fraction | None:
@@ -30,6 +34,8 @@ def number(text: str) -> Fraction | None:
         return None
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
+    if match := _PERIOD.fullmatch(text):
+        return number(f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}")
     if match := _POWER_OF_TEN.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
     if match := _RATIO.fullmatch(text) or _MIXED.fullmatch(text):
@@ -98,10 +104,13 @@ _UNIT_NAMES = {
     },
     "time": {"s sec second 秒": 1, "min minute 分钟": 60, "h hr hour 小时": 3600, "day 天": 86400, "week": 604800},
     "mass": {"mg": "1/1000", "g gm gram 克": 1, "kg kilogram 千克": 1000, "oz ounce": "28.349523125",
-             "lb pound": "453.59237"},
-    "length^3": {"ml milliliter millilitre 毫升": "1/1000000", "l liter litre 升": "1/1000"},
+             "lb pound": "453.59237", "tonne": 1000000},
+    "length^3": {"ml milliliter millilitre 毫升": "1/1000000", "l liter litre 升": "1/1000",
+                 "cc": "1/1000000", "gallon gal": "0.003785411784", "quart": "0.000946352946",
+                 "pint": "0.000473176473"},
     "money": {"cent ¢": "1/100", r"dollar usd \$ 美元": 1},
     "euro": {r"euro € \euro": 1},
+    "rupee": {"rupee ₹": 1},
     "sterling": {r"£ \pounds": 1},
     "yuan": {"yuan ¥ 元": 1},
     "length/time": {"mph": "1609344/3600000", "kph kmh": "1000/3600"},
@@ -120,12 +129,14 @@ UNITS = {
     for names, factor in sizes.items()
     for name in names.split()
 }
+_MONEY = {UNITS[name] for name in ("dollar", "euro", "£", "yuan", "rupee")}
 _SI_SYMBOLS = "A B C F H Hz J K N Pa T V W Wb Wh eV mol Ω"
 _SI = (
     {symbol: (f"SI {symbol}", Fraction(1)) for symbol in _SI_SYMBOLS.split()}
     | {"m": ("length", Fraction(1)), "s": ("time", Fraction(1)), "g": ("mass", Fraction(1)), "b": ("bit", Fraction(1))}
     | dict.fromkeys("lL", ("length^3", Fraction(1, 1000)))
     | {"N": ("length*mass/time^2", Fraction(1000)), "J": ("length^2*mass/time^2", Fraction(1000))}
+    | {"Wh": ("length^2*mass/time^2", Fraction(3600000))}
     | {"W": ("length^2*mass/time^3", Fraction(1000)), "Pa": ("mass/length*time^2", Fraction(1000))}
 )
 _SI_NAMES = {"hertz": "Hz", "joule": "J", "newton": "N", "pascal": "Pa", "volt": "V", "watt": "W", "ampere": "A"} | {
@@ -142,7 +153,10 @@ _MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6,
 _CJK = "\u3400-\u9fff"
 _CJK_NUMERALS = "一二三四五六七八九十百千万亿零两半"
 _POWER = r"(?:\^?\{?([23])\}?|([²³]))?"
-_MARKED = re.compile(rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*\{{([^{{}}\d]*)\}}){_POWER}", re.DOTALL)
+_MARKED_POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?|([²³]))?"
+_MARKED = re.compile(
+    rf"(.*?[^\s\\(,=])\s*(?:\\(?:text|mathrm|mbox|textrm|rm)\s*\{{([^{{}}\d]*)\}}){_MARKED_POWER}", re.DOTALL
+)
 _BARE = re.compile(rf"(.*?[\d}})])(\s*)([A-Za-z][A-Za-z./\s]*?)\.?{_POWER}", re.DOTALL)
 # A product of units: \text{ kg}\cdot\text{m}^2, \mu\text{m}, \Omega.
 _TEXT_GROUP = r"\\text\s*\{(?:[^{}]|\^\s*\{[^{}]*\})*\}"
@@ -167,7 +181,8 @@ _DEGREE = re.compile(
 _SCALES = {"C": "celsius", "F": "fahrenheit"}
 _ANGLE_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PER = re.compile(r"/|\bper\b", re.IGNORECASE)
-_SIGN = r"(\\\$|€|£|¥|¢|\\pounds|\\euro)"
+_PER_UNIT = re.compile(r"(?<=\d)\s*/\s*\\text\s*\{\s*([a-zA-Z]{2}[^{}]*)\}")
+_SIGN = r"(\\\$|€|£|¥|¢|₹|\\pounds|\\euro)"
 _CURRENCY = re.compile(rf"([-+]?)\s*{_SIGN}\s*(.+)", re.DOTALL)
 _CURRENCY_LAST = re.compile(rf"(.*?[\d}})])\s*{_SIGN}", re.DOTALL)
 FUNCTIONS = {"sin", "cos", "tan", "log", "sqrt", "exp", "inf", "infinity"}
@@ -181,7 +196,9 @@ tenth tenths hundredth hundredths thousandth thousandths
 """
 _MATHEMATICS = FUNCTIONS | set(_NO_UNITS.split())
 """Words that are mathematics, or part of the number, or join it to another."""
-_CLAIM_WORDS = "not doesn't isn't wrong impossible incorrect false fails if unless except least most than power root"
+_CLAIM_WORDS = """
+negative not doesn't isn't wrong impossible incorrect false fails if unless except least most than power root
+"""
 _CLAIMS = set(_CLAIM_WORDS.split())
 _PROPERTY_WORDS = "is are even odd prime composite positive negative integer integers real rational divisible"
 _PROPERTIES = set(_PROPERTY_WORDS.split())
@@ -194,8 +211,11 @@ def quantity(text: str) -> Quantity:
     r"""Return the value and its unit: `5\text{ cm}^2`, `\$5`, `90^\circ`, `12 dollars`, `7 apples`, `5元`."""
     if compound := _compound(text):
         return compound
+    text = _PER_UNIT.sub(r"\\text{ per \1}", text)
     if match := _CURRENCY.fullmatch(text):
-        return Quantity(match[1] + quantity(match[3]).value, UNITS[match[2]])
+        (value, rate), money = quantity(match[3]), UNITS[match[2]]
+        is_rate = rate is not None and rate.dimension.startswith("/")  # $3 per pound
+        return Quantity(match[1] + value, _product([(money, 1), (rate, 1)]) if rate and is_rate else money)
     if match := _CURRENCY_LAST.fullmatch(text):
         return Quantity(match[1], UNITS[match[2]])
     if match := _DEGREE.fullmatch(text):
@@ -243,6 +263,12 @@ def _multiplied(text: str, value: str, unit: Unit | None, multiplier: int) -> Qu
     return Quantity(text, None) if factor is None else Quantity(str(factor * multiplier), unit)
 
 
+def is_money_at_a_rate(first: Unit, second: Unit) -> bool:
+    """Return whether one is money and the other the same money per something, which a sum may leave out."""
+    (money, _, rate), (other, _, other_rate) = (unit.dimension.partition("/") for unit in (first, second))
+    return money == other and bool(rate) != bool(other_rate) and {first, second} & _MONEY != set()
+
+
 def _names(words: str) -> list[str]:
     return [name for name in re.split(r"[\s~/]+", words.replace(".", "").strip(" ,;:!")) if name]
 
@@ -251,7 +277,7 @@ def is_mathematics(words: str) -> bool:
     """Return whether words are no unit but a variable or part of the number."""
     names = [name.lower() for name in _names(words)]
     variable = len(words.strip()) == 1 and words.islower() and words.strip() not in UNITS
-    return variable or not _MATHEMATICS.isdisjoint(names) or names in (["squared"], ["cubed"])
+    return variable or not _MATHEMATICS.isdisjoint(names) or names in (["squared"], ["cubed"], ["above"], ["below"])
 
 
 def _says_more(words: str, value: str) -> bool:
@@ -295,6 +321,8 @@ def _unit(words: str, power: str | None, *, marked: bool = True) -> tuple[Unit |
         exponent = 3 if names.pop(0) == "cubic" else 2
     if names and names[-1] in ("squared", "cubed"):
         exponent = 3 if names.pop() == "cubed" else 2
+    if len(names) > 1 and names[-1] == "old":
+        names.pop()
     if not names:
         return None, multiplier
     if names[0] in ("degree", "degrees") and names[-1] in _SCALES.values():

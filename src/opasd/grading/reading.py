@@ -66,8 +66,8 @@ _TEMPLATE_MARK = re.compile(
 _BEGINNING = re.compile(r"(?<![a-zA-Z])(?:start|begin|open)(?![a-zA-Z])", re.IGNORECASE)
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
 _JOINT = re.compile(
-    r"(?:[\s$]|\\[()\[\],;!]|\\q?quad)*(?:[,;]|(?:,\s*)?(?:\\text\s*\{\s*)?\b(?:and|or)\b(?:\s*\})?)"
-    r"(?:[\s$]|\\[()\[\],;!]|\\q?quad)*"
+    r"(?:[\s$~]|\\[()\[\],;! ]|\\q?quad)*(?:[,;]|(?:,\s*)?(?:\\text\s*\{\s*)?\b(?:and|or)\b(?:\s*\})?)"
+    r"(?:[\s$~]|\\[()\[\],;! ]|\\q?quad)*"
 )
 _LONGEST_JOINT = 40
 

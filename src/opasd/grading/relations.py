@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 from latex2sympy2_extended.logic import And
 from sympy.core.relational import Eq, Ge, Gt, Le, Lt, Ne, Relational
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 _FLIPPED = {Lt: Gt, Le: Ge}
 
@@ -85,6 +86,8 @@ def _same(first: Relational, second: Relational) -> bool:
     if not symmetric:
         return False
     above = [sympy.expand(sympy.fraction(sympy.together(gap))[0]) for gap in gaps]
+    if not all(numerator.free_symbols for numerator in above):
+        return False  # 1/x = 0 and 2/x² = 0 have no solution
     ratio = sympy.simplify(above[0] / above[1])
     return not ratio.free_symbols and bool(ratio.is_nonzero)
 
@@ -99,8 +102,8 @@ def _written(side: Any) -> Any:
 
 def _same_solutions(first: Any, second: Any) -> bool:
     """Return whether both have the same solutions, some but not all numbers."""
-    if first.free_symbols != second.free_symbols:
-        return False
+    if first.free_symbols != second.free_symbols or any(side.has(TrigonometricFunction) for side in (first, second)):
+        return False  # of solutions that repeat, the solver finds a few
     if all(isinstance(side, Eq) for side in (first, second)):
         symbols = sorted(first.free_symbols, key=str)
         if len(symbols) != 1:  # with several variables, the solver would find only what it can

@@ -9,13 +9,30 @@ inside("(1, 2]")                     ("(]", "1, 2")
 import re
 from collections.abc import Iterator
 
-# Characters that have a LaTeX form.
+from opasd.grading.layout import in_one_line
+
+# Characters that have a LaTeX form. Not μ and Ω, which may be units.
+_GREEK = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma sigma tau upsilon phi chi
+psi omega
+"""
+_CAPITALS = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi"
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]{2,}|[⁰¹⁴⁵⁶⁷⁸⁹ⁿ]")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_TO_LINE = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
 _CHARACTERS = str.maketrans(
     {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # full-width ASCII
     | {"｛": "\\{", "｝": "\\}", "＄": "\\$", "￥": "¥", "￡": "£"}
     | dict(zip("【】−–。、　", "[]--.,\u0020", strict=True))
     | {"²": "^2", "³": "^3", "½": "\\frac12 ", "⅓": "\\frac13 ", "⅔": "\\frac23 ", "¼": "\\frac14 ", "¾": "\\frac34 "}
     | {"π": "\\pi ", "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne "}
+    | {"⩽": "\\le ", "⩾": "\\ge ", "⁄": "/", "′": "'", "∣": "\\mid ", "∖": "\\setminus ", "“": "", "”": ""}
+    | {"⟨": "\\langle ", "⟩": "\\rangle "}
+    | {"∩": "\\cap ", "∠": "\\angle ", "△": "\\triangle ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil "}
+    | {"⌉": "\\rceil ", "∛": "\\sqrt[3]", "⅛": "\\frac18 ", "⅜": "\\frac38 ", "⅝": "\\frac58 ", "⅞": "\\frac78 "}
+    | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
+    | {chr(0x3B1 + place): f"\\{name} " for place, name in enumerate(_GREEK.split()) if name not in ("mu", "omicron")}
+    | {sign: f"\\{name} " for sign, name in zip("ΓΔΘΛΞΠΣΦΨ", _CAPITALS.split(), strict=True)}
     | {"≈": "\\approx ", "∪": "\\cup ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "∓": "\\mp "}
 )
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
@@ -36,6 +53,11 @@ _LIBRARY = re.compile(r"(?<![\w\\])(?:np|numpy|math|sympy|sp)\.([a-z]+\d*)(?![a-
 _LIBRARY_NAMES = {"log": "\\ln", "log10": "\\log_{10}", "log2": "\\log_{2}", "e": "e", "inf": "\\infty"} | {
     f"a{name}": f"\\arc{name}" for name in ("sin", "cos", "tan")
 }
+# \mathbb N, \max\{a, b\}, \text{\$}5, \ast, \lVert.
+_MATHBB = re.compile(r"\\mathbb\s+([A-Z])(?![a-zA-Z])")
+_GREATEST = re.compile(r"(\\(?:max|min|gcd|lcm))\s*(?:\\left\s*)?\\\{([^{}]*?)(?:\\right\s*)?\\\}")
+_PLAIN_SIGN = re.compile(r"\\text\s*\{\s*(\\\$)\s*\}|\\(ast|[lr]Vert|sim)(?![a-zA-Z])")
+_PLAIN_SIGNS = {"ast": "*", "lVert": "\\|", "rVert": "\\|", "sim": "\\approx "}
 # Words for signs: sin(x), pi/4, 2 x 10^5, +/- 3.
 _FUNCTION = r"(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log"
 _FUNCTION_WORD = re.compile(rf"(?<![a-zA-Z\\])({_FUNCTION})(?=\s*[(\\\d^_]|\s+[a-z](?![a-zA-Z]))")
@@ -55,7 +77,8 @@ _TIMES = re.compile(r"(?<=[\d)}])\s*(?:\\text\s*\{\s*(?:times|multiplied by)\s*\
 _OUT_OF = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*out of\s*\}|out of)\s*(\d+)$", re.ASCII)
 _RATIO = re.compile(r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to(?![a-zA-Z]))\s*(\d+)$", re.ASCII)
 _BASE = re.compile(
-    r"^\(?(?=\w*\d)([^\W_]+)\)?\s*(?:_\s*\{\s*)?(?:\\text\s*\{\s*)?\(?\s*base[\s-]*\}?\s*(\d+|[a-z]+)[\s)}]*$",
+    r"^\(?(?=\w*\d)([^\W_]+)\)?\s*(?:_\s*\{\s*)?\(?"
+    r"(?:\\text\s*\{\s*)?\(?\s*(?:in )?base[\s-]*\}?\s*(\d+|[a-z]+)[\s)}]*$",
     re.ASCII,
 )
 _ALL_REALS = re.compile(r"^(?:\\text\s*\{\s*)?(?:the set of )?all (?:reals|real numbers)\.?\s*\}?$", re.IGNORECASE)
@@ -63,6 +86,17 @@ _FOR_ALL = re.compile(
     r"^([a-zA-Z]\s*\(\s*([a-z])\s*\)\s*=.*?\S)\s*,?"
     r"\s*\\text\s*\{\s*,?\s*for (?:all|every|any|each)(?: real)?(?: numbers?)?\s*\}"
     r"\s*\2\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?$",
+    re.DOTALL,
+)
+# Of what family: k\pi (k\in\mathbb{Z}), k\pi \text{ where } k \text{ is an integer}.
+_WHERE = r"(?:,|;)?\s*(?:\\text\s*\{\s*,?\s*(?:for|where|with)(?: (?:all|any|every|each|some))?\s*\}|[,;(])"
+_FAMILY = re.compile(
+    rf"^(.*\S)\s*{_WHERE}\s*([a-z])\s*\\in\s*(?:\\(?:mathbb|text)\s*\{{\s*([ZNQR])\s*\}}|([ZNQR]))(?:\s*\))?$",
+    re.DOTALL,
+)
+_INTEGERS = re.compile(
+    rf"^(.*\S)\s*(?:{_WHERE}\s*([a-z])\s*\\text\s*\{{\s*is an(?:y)?(?: arbitrary)? integer\s*\}}"
+    r"|,?\s*\\text\s*\{\s*,?\s*(?:for|where|with) (?:all |any |every |each |some )?integers?\s*\}\s*([a-z]))$",
     re.DOTALL,
 )
 _ROUGHLY = re.compile(
@@ -85,7 +119,7 @@ _LOOKS = re.compile(
 _SPACE = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:quad|qquad|,)(?![a-zA-Z])|~|\s+")
 _REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _FONT = re.compile(
-    r"\\(?:textbf|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
+    r"\\(?:textbf|textsf|texttt|mathtt|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
 )
 _TEXT_COMMAND = re.compile(r"\\text\s*\{")
 _TWO_TEXTS = re.compile(r"(\\text\s*\{[^{}]*?)\s*\}\s*\\text\s*\{")
@@ -108,8 +142,13 @@ DEEPEST = 50
 
 def tidy(text: str) -> str:
     """Return the answer without what only changes how it looks, and with one space where there was any."""
-    text = _DOTS.sub(r"\\ldots ", _TWO_FORMULAS.sub("$, $", text))
+    text = _DOTS.sub(r"\\ldots ", _TWO_FORMULAS.sub("$, $", in_one_line(text)))
+    if not text.isascii():
+        text = _RAISED.sub(lambda digits: f"^{{{digits[0].translate(_TO_LINE)}}}", text)
+        text = _LOWERED.sub(lambda digits: f"_{{{digits[0].translate(_TO_LINE)}}}", text)
     text = _as_latex(_EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS)))
+    text = _GREATEST.sub(r"\1(\2)", _MATHBB.sub(r"\\mathbb{\1}", text))
+    text = _PLAIN_SIGN.sub(lambda sign: sign[1] or _PLAIN_SIGNS[sign[2]], text)
     text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
@@ -170,6 +209,7 @@ def _without_words(text: str) -> str:
     text = _TIMES.sub(r" \\times ", _ORDINAL.sub("", text))
     text = _RATIO.sub(r"\1:\2", _OUT_OF.sub(r"\\frac{\1}{\2}", text.strip()))
     text = _FOR_ALL.sub(r"\1", _ALL_REALS.sub(r"\\mathbb{R}", _BASE.sub(r"\1_{\2}", text)))
+    text = _FAMILY.sub(r"\1, \2\\in\\mathbb{\3\4}", _INTEGERS.sub(r"\1, \2\3\\in\\mathbb{Z}", text))
     return (roughly[1] or roughly[2]).strip() if (roughly := _ROUGHLY.match(text)) else text
 
 

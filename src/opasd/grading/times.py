@@ -8,7 +8,7 @@ same_time(("7:15", ""), ("7/15", ""))       None: it may be a ratio
 import re
 from math import gcd
 
-_CLOCK = re.compile(r"(\d|[01]\d|2[0-4]):([0-5]\d)", re.ASCII)
+_CLOCK = re.compile(r"(\d|[01]\d|2[0-4])(?::([0-5]\d))?", re.ASCII)
 
 
 def same_time(gold: tuple[str, str], answer: tuple[str, str]) -> bool | None:
@@ -16,16 +16,22 @@ def same_time(gold: tuple[str, str], answer: tuple[str, str]) -> bool | None:
 
     Without a half of the day 7:15 may be a ratio, but 10:30, which could be reduced, is none.
     """
-    clocks = [_CLOCK.fullmatch(text) for text, _ in (gold, answer)]
-    if clocks[0] is None or not (gold[1] or answer[1] or gcd(int(clocks[0][1]), int(clocks[0][2])) > 1):
+    clock, other = _clock(*gold), _clock(*answer)
+    if clock is None or not (gold[1] or answer[1] or gcd(*clock) > 1):
         return None
-    if clocks[1] is None:
+    if other is None:
         return False
-    (hour, minute), (other_hour, other_minute) = ((int(clock[1]), int(clock[2])) for clock in clocks if clock)
+    (hour, minute), (other_hour, other_minute) = clock, other
     if bool(gold[1]) == bool(answer[1]):
         return (hour, minute, gold[1]) == (other_hour, other_minute, answer[1])
     same_hour = hour == other_hour or _of_day(hour, gold[1]) == _of_day(other_hour, answer[1])
     return same_hour and minute == other_minute
+
+
+def _clock(text: str, half: str) -> tuple[int, int] | None:
+    """Return hour and minute; the minute may be left out where the half of the day is named, 5 pm."""
+    match = _CLOCK.fullmatch(text)
+    return (int(match[1]), int(match[2] or 0)) if match and (match[2] or half) else None
 
 
 def _of_day(hour: int, half: str) -> int:

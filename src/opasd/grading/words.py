@@ -30,9 +30,13 @@ _LETTER_LOWER = re.compile(r"(?<![\w\\])[b-j](?!\w)", re.ASCII)
 _RUNNING_TEXT = re.compile(r"\s[a-z]{2}", re.ASCII)
 # Answers in words.
 _WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
-_ARTICLE = re.compile(r"(?:an?|the) (?=\w{2})")
+_ARTICLE = re.compile(r"(?:an?|the) (?!(?:and|or)\b)(?=\w{2})")
 _THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
-_WORD_OF_PROSE = re.compile(r"(?<![\w\\{])(?=\w*[aeiou])(?:[A-Z]?[a-z]{2,}|if|is|of|no)(?!\w)")
+# Not ab or abc, which are products.
+_WORD_OF_PROSE = re.compile(
+    r"(?<![\w\\{])(?:(?=\w*[aeiou])[A-Z]?[a-z]{4,}|[^\W\d_AEIOUaeiou][aeiou][a-z]"
+    r"|[Tt]he|[Aa]nd|[Aa]ny|[Aa]re|[Aa]ll|odd|[Oo]ne|its|our|[Ii]f|is|of|[Nn]o|[Ii]n|on|or|to|as|by|[Ii]t|[Ww]e)(?!\w)"
+)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _CJK_PROSE = re.compile(r"[\u3400-\u9fff]{4}")
 _SHORT_WORDS = {"no", "odd", "yes"}
@@ -41,13 +45,13 @@ _CJK = re.compile(r"[\u3400-\u9fff]")
 _LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[\\+-]|\.\d)(?!\\text)")
 _HARMLESS = re.compile(
     r"(?!.*(?:\b(?:not|than|whose|which)\b|n't))(?:.*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))|(?:(?:the|an?|so"
-    r"|thus|hence|therefore|final|correct|answers?|results?|solutions?|values?|total|both|exactly|about|approximately|day|year"
-    r"|january|february|march|april|may|june|july|august|september|october|november|december)\b[\s,]*)+)\s*",
+    r"|thus|hence|therefore|final|correct|answers?|results?|solutions?|values?|total|both|exactly|about|roughly|approximately|day"
+    r"|year|january|february|march|april|may|june|july|august|september|october|november|december)\b[\s,]*)+)\s*",
     re.IGNORECASE | re.DOTALL,
 )
 _PLAIN_LEAD = """
-a an and answer answers are about approximately both correct equal equals exactly final for hence in is it number of
-result results so solution solutions the therefore thus to total value values we get have there ways
+a an and answer answers are about approximately roughly both correct equal equals exactly final for hence in is it
+number of result results so solution solutions the therefore thus to total value values we get have there ways
 """
 _NO_NAMES = set(_PLAIN_LEAD.split())
 _SENTENCE = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*(?=[a-zA-Z])(?!\\text)")
