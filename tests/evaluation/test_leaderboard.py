@@ -79,6 +79,13 @@ def test_best_first_with_what_is_not_comparable(tmp_path, capsys):
         assert "high" in capsys.readouterr().out
 
 
+def test_evaluations_of_one_name_stay_apart(tmp_path):
+    first, second = write(tmp_path / "x" / "evaluation", {"m": LOW}), write(tmp_path / "y" / "evaluation", {"m": HIGH})
+    (tmp_path / "again").symlink_to(first)
+    rows, _ = leaderboard(read_entries([tmp_path / "again", first, second]))
+    assert [(row["evaluation"], row["average"]) for row in rows] == [(str(second), 0.75), (str(first), 0.25)]
+
+
 def test_mistakes_are_one_message(tmp_path, capsys):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "evaluation.json").write_text('{"results": [1]}')
@@ -97,6 +104,9 @@ def test_mistakes_are_one_message(tmp_path, capsys):
         (("results", 0, "benchmark"), 7),
         (("results", 0, "budget"), "9"),
         (("results", 0, "avg", "low"), "x"),
+        (("results", 0, "avg", "mean"), float("nan")),
+        (("results", 0, "avg", "high"), True),
+        (("results", 0, "samples"), float("inf")),
         (("targets", "m", "model"), ["org"]),
     ],
     ids=str,
@@ -113,9 +123,11 @@ def test_values_of_another_kind_are_damage(tmp_path, place, value):
         read_entries([path])
 
 
-def test_lightevals_form(tmp_path):
+def test_lightevals_form(tmp_path, capsys):
     """The keys that lighteval writes, and what its `make_results_table` reads."""
-    (path,) = export(write(tmp_path / "one", {"base": LOW}), "lighteval", tmp_path / "out")
+    write(tmp_path / "one", {"base": LOW})
+    assert cli.main(["leaderboard", str(tmp_path), "--export", "lighteval", "--output", str(tmp_path / "out")]) == 0
+    (path,) = map(Path, capsys.readouterr().out.split())
     assert path == tmp_path / "out" / "results" / "org" / "base" / "results_2026-01-02T03-04-05.json"
     written = json.loads(path.read_text())
     assert set(written) == {

@@ -82,10 +82,11 @@ def test_no_more_is_read_than_the_limit(monkeypatch):
     assert len(server.requests) == 2
 
 
-def test_reasoning_stands_in_front():
-    whole = read_answer(reply("\\boxed{1}", reasoning_content="hm"), 64)
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_stands_in_front(name):
+    whole = read_answer(reply("\\boxed{1}", **{name: "hm"}), 64)
     assert whole.text == "<think>hm</think>\\boxed{1}"
-    cut = read_answer(reply("", "length", reasoning_content="\\boxed{2}"), 64)
+    cut = read_answer(reply("", "length", **{name: "\\boxed{2}"}), 64)
     assert cut.text == "<think>\\boxed{2}"
 
 

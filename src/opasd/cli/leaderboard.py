@@ -34,15 +34,15 @@ def run(args: list[str]) -> int:
     options = parser().parse_args(args)
     if (options.export is None) != (options.output is None):
         raise ConfigError("--export and --output go together; give both or neither")
-    from opasd.evaluation.leaderboard import as_csv, as_json, cells, leaderboard, read_entries
+    from opasd.evaluation.leaderboard import as_csv, as_json, cells, leaderboard, read_entries, result_files
     from opasd.evaluation.results import markdown
     from opasd.rounding import aligned
 
     if options.export:
         from opasd.evaluation.export import export
 
-        written = [path for folder in options.folders for path in export(folder, options.export, options.output)]
-        sys.stdout.writelines(f"{path}\n" for path in written)
+        for file in (found for folder in options.folders for found in result_files(folder)):
+            sys.stdout.writelines(f"{path}\n" for path in export(file.parent, options.export, options.output))
         return 0
     entries = read_entries(options.folders)
     if not entries:

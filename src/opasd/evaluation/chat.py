@@ -10,7 +10,7 @@ from opasd.evaluation.benchmarks import LoadedBenchmark
 from opasd.evaluation.profiles import Profile
 from opasd.evaluation.samples import Sample, SampleFile, SampleKey
 from opasd.grading import pool
-from opasd.grading.reading import Reading
+from opasd.grading.reading import KNOWN_MARKS, Reading
 from opasd.prompts.wording import Wording
 from opasd.rollout.engine import derive_seed
 from opasd.rollout.openai import ChatAnswer, ChatClient
@@ -18,6 +18,7 @@ from opasd.rollout.openai import ChatAnswer, ChatClient
 NOT_GUARANTEED = (
     "seeds: a server may ignore them, and a resumed evaluation is then no repetition",
     "the chat template: the server applies its own, and thinking is its own default unless it was turned off",
+    "cut reasoning: it reads as an answer if the template opens it and the server has no reasoning parser",
     "the model: its weights, number format and version are known by name alone",
     "token counts: they are the server's, or 0 where it gives none",
     "sampling: a server may ignore top_k and min_p",
@@ -63,7 +64,8 @@ class ChatExam:
             raise ConfigError(
                 "--budgets: texts of engine openai cannot be cut at tokens; evaluate each budget by itself"
             )
-        self.benchmark, self.profile, self.reading = benchmark, profile, reading
+        self.benchmark, self.profile = benchmark, profile
+        self.reading = reading._replace(marks=(*reading.marks, *KNOWN_MARKS))  # no template says which
         entry = benchmark.entry
         wording = Wording.parse("prompt", entry.prompt, once={"question"}, optional={"instruction"})
         self.messages = {

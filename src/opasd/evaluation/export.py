@@ -1,7 +1,8 @@
 """An evaluation in the form of other tools: lighteval's results file and lm-evaluation-harness's results and samples.
 
 One file for each target, as those tools have one model a file. Scores are means over problems, `_stderr` the standard
-error over problems. What those tools would have drawn themselves and this evaluation has not is left out, not made up.
+error over problems, of Maj@k a quarter of its interval's width. What those tools would have drawn themselves and this
+evaluation has not is left out, not made up.
 """
 
 import hashlib

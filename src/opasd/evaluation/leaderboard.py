@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from opasd.rounding import fixed, per_cent, with_interval
 class Entry(NamedTuple):
     """One target's result on one benchmark at one budget."""
 
+    place: str
+    """The folder, or the file in a run's folder."""
     evaluation: str
     target: str
     model: str
@@ -35,8 +38,10 @@ class Entry(NamedTuple):
 def read_entries(paths: Sequence[Path]) -> list[Entry]:
     """Return the results of evaluations, given as folders, as evaluation.json or as a folder of evaluations."""
     entries: list[Entry] = []
-    for path in dict.fromkeys(found for given in paths for found in _files(given)):
-        evaluation = read_object(path)
+    places: dict[str, set[str]] = {}
+    files = {found.resolve(): found for given in paths for found in result_files(given)}
+    for path in files.values():
+        evaluation, place = read_object(path), str(path.parent if path.name == RESULTS else path)
         try:
             for result in evaluation["results"]:
                 about = evaluation["targets"][result["target"]]
@@ -45,16 +50,19 @@ def read_entries(paths: Sequence[Path]) -> list[Entry]:
                 figures = (result["avg"][part] for part in ("mean", "low", "high"))
                 if not all(isinstance(text, str) for text in (*names, result["benchmark"])):
                     raise TypeError
-                if not all(isinstance(number, int | float) for number in (*counts, *figures)):
+                if not all(type(number) in (int, float) and isfinite(number) for number in (*counts, *figures)):
                     raise TypeError
                 conditions = Conditions.recorded(evaluation, about)
-                entries.append(Entry(*names, result["benchmark"], *counts, result, conditions))
-        except (KeyError, TypeError, AttributeError, ValueError):
+                entries.append(Entry(place, *names, result["benchmark"], *counts, result, conditions))
+                places.setdefault(names[0], set()).add(place)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
             raise ConfigError(f"{path} is no evaluation's results, or damaged; give an evaluation's folder") from None
-    return entries
+    # Evaluations of one name are told apart by where they lie.
+    return [own if len(places[own.evaluation]) == 1 else own._replace(evaluation=own.place) for own in entries]
 
 
-def _files(path: Path) -> list[Path]:
+def result_files(path: Path) -> list[Path]:
+    """Return the evaluation.json of a folder, or those of the evaluations in it; a file stands for itself."""
     if path.is_file():
         return [path]
     if (path / RESULTS).is_file():

@@ -127,7 +127,8 @@ def read_answer(reply: Any, limit: int) -> ChatAnswer:
     try:
         [choice] = reply["choices"]
         message, reason = choice["message"], choice["finish_reason"]
-        content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+        content = message.get("content") or ""
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""  # vLLM's name for it
         usage = reply.get("usage")
         counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     except (KeyError, TypeError, ValueError, AttributeError):
