@@ -297,7 +297,8 @@ def test_all_dead_is_one_clear_error_after_the_retries(servers, caplog):
         server.kill()
     with pytest.raises(EngineError, match="no vLLM server answers, after 4 tries each") as caught:
         make_engine(servers).generate(PROMPTS, SAMPLING, SEEDS)
-    assert sum("asked again in" in record.message for record in caplog.records) == 2 * 4
+    failed = [record.args[0] for record in caplog.records if "asked again in" in record.message]
+    assert all(failed.count(server.url) >= 4 for server in servers), "one is asked on until all have failed so often"
     assert all(f"{server.url}: connection refused" in str(caught.value) for server in servers)
     assert str(caught.value).endswith("Start them, or correct rollout.servers.urls")
 
