@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from opasd.config import DriftConfig
 from opasd.errors import EngineError
+from opasd.model.scoring import evaluating
 from opasd.model.unwrap import unwrap
 from opasd.rollout.engine import Completion
 
@@ -89,13 +90,9 @@ class DriftCheck:
 
     @torch.no_grad()
     def _logprobs(self, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            inputs = torch.tensor([[*prompt, *ids[:-1]]], device=unwrap(self.model).device)
+        inputs = torch.tensor([[*prompt, *ids[:-1]]], device=unwrap(self.model).device)
+        with evaluating(self.model):
             logits_TV = self.model(input_ids=inputs, logits_to_keep=len(ids)).logits[0]
-        finally:
-            self.model.train(was_training)
         chosen_T1 = torch.tensor(ids, device=logits_TV.device)[:, None]
         return logits_TV.float().log_softmax(-1).gather(-1, chosen_T1)[:, 0].cpu()
 

@@ -21,6 +21,7 @@ entries decides a problem's split.
 import random
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from opasd.data.made.needs import Need
 from opasd.data.made.splits import Split, seeds, split_of
@@ -83,7 +84,7 @@ class Puzzle:
         asked = f"How many dollars did {self.person} pay for {self.category} in {self.month} in total?"
         return "\n".join([*lines, f"{asked} {FORM}"])
 
-    @property
+    @cached_property
     def needed(self) -> dict[int, Entry]:
         """The entries that count, by number."""
         return {number: entry for number, entry in enumerate(self.entries, 1) if matches(entry, self) == len(ASKED)}

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opasd.config import ModelConfig, RolloutConfig, SamplingConfig
 from opasd.device import short_of_memory
+from opasd.model.scoring import evaluating
 from opasd.model.sharding import divided
 from opasd.model.unwrap import model_type, unwrap
 from opasd.rollout.engine import AdapterEngine, Completion, Prompts, RolloutEngine
@@ -72,28 +73,24 @@ class TransformersEngine(RolloutEngine):
         assert all(len(prompt) > 0 for prompt in prompts)
         completions: dict[int, Completion] = {}
         rows = self.max_batch
-        was_training, device = self.model.training, unwrap(self.model).device
-        self.model.eval()
-        try:
-            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                plan = self.slot_plan() if prompts else ""
-                while missing := [index for index in range(len(prompts)) if index not in completions]:
-                    rest = [prompts[i] for i in missing], sampling, [seeds[i] for i in missing], self.stop, rows
-                    try:
-                        if isinstance(plan, SlotPlan):
-                            decoded = decode_in_slots(unwrap(self.model), plan, *rest)
-                        else:
-                            decode = decode_whole if self.cache_obstacle() else decode_padded
-                            decoded = decode(self.model, *rest)
-                        completions.update((missing[index], completion) for index, completion in decoded)
-                        continue
-                    except RuntimeError as error:
-                        if rows == 1 or not short_of_memory(error):
-                            raise
-                    torch.cuda.empty_cache()  # cuDNN and cuBLAS cannot use memory that PyTorch only caches
-                    rows = -(-min(rows, len(missing)) // 2)
-        finally:
-            self.model.train(was_training)
+        device = unwrap(self.model).device
+        with evaluating(self.model), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            plan = self.slot_plan() if prompts else ""
+            while missing := [index for index in range(len(prompts)) if index not in completions]:
+                rest = [prompts[i] for i in missing], sampling, [seeds[i] for i in missing], self.stop, rows
+                try:
+                    if isinstance(plan, SlotPlan):
+                        decoded = decode_in_slots(unwrap(self.model), plan, *rest)
+                    else:
+                        decode = decode_whole if self.cache_obstacle() else decode_padded
+                        decoded = decode(self.model, *rest)
+                    completions.update((missing[index], completion) for index, completion in decoded)
+                    continue
+                except RuntimeError as error:
+                    if rows == 1 or not short_of_memory(error):
+                        raise
+                torch.cuda.empty_cache()  # cuDNN and cuBLAS cannot use memory that PyTorch only caches
+                rows = -(-min(rows, len(missing)) // 2)
         return [completions[index] for index in range(len(prompts))]
 
     def cache_obstacle(self) -> str:
