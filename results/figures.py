@@ -11,19 +11,20 @@ from pathlib import Path
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "figures"
 NAMES = {
-    "opasd-paper…ntwise": "OPASD, pointwise",
-    "opsd-paper-…-token": "OPSD, per token",
+    "opasd-paper-pointwise": "OPASD, pointwise",
+    "opsd-paper-per-token": "OPSD, per token",
     "opasd-paper": "OPASD, per token",
     "opsd-paper": "OPSD, pointwise",
     "opasd-problem": "no template",
     "opsd-pointwise": "OPSD, pointwise",
     "attention": "attention alone",
-    "Difference from qwen2.5-coder-0.5b": "Arithmetic, 0.5B: difference from the base",
+    "Difference from the base": "Arithmetic, 0.5B: difference from the base",
     "opsd-live": "OPSD, itself",
     **{
         f"{kind}-ema-{decay}": f"{kind.upper()}, {decay}"
         for kind in ("opsd", "opasd")
         for decay in ("0.9", "0.97", "0.99")
+        if (kind, decay) != ("opsd", "0.97")  # not run
     },
 }
 FIGURES = {
@@ -34,7 +35,8 @@ FIGURES = {
 
 
 def main() -> None:
-    """Unpack, report and rename."""
+    """Unpack, report and rename; a name that no figure has any more is a mistake."""
+    unused = set(NAMES)
     for (archive, sweep), wanted in FIGURES.items():
         with tempfile.TemporaryDirectory() as folder:
             records, page = Path(folder) / "records", Path(folder) / "page"
@@ -44,10 +46,13 @@ def main() -> None:
             subprocess.run(report, check=True)
             for name, new in wanted.items():
                 text = (page / "figures" / f"{name}.svg").read_text("utf-8")
+                unused -= {old for old in NAMES if f">{old}</text>" in text}
                 for old, plain in NAMES.items():
                     text = text.replace(f">{old}</text>", f">{plain}</text>")
                 paper = '<rect width="100%" height="100%" fill="#fff"/>'  # readable on a dark page
                 (DOCS / f"{new}.svg").write_text(text.replace("</style>", f"</style>{paper}", 1), "utf-8")
+    if unused:
+        sys.exit(f"no figure has {', '.join(sorted(unused))}; put NAMES right")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the gate of `lookup` with other wordings of the pointers, at single heads and at the forks alone.
 
-    PYTHONPATH=results python results/lookup/gates.py              # writes gates.json; needs models/lookup
+    python results/lookup/gates.py              # writes gates.json; needs models/lookup
 
 The gate asks that the target have twice the student's attention on the statement that a step needs. A wording is a
 teacher's message, a reference, and how the pointers are written. All are read on the same 10 validation problems; those
