@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from opasd.config import PromptConfig
 from opasd.data.made import needed_spans
+from opasd.errors import CaptureError
 from opasd.probe.look import Look, look, references, responses
 from opasd.probe.measure import set_up
 from opasd.probe.where import gate, looking, summarise_looks
@@ -32,6 +33,15 @@ def read():
     setup = set_up(config, 3, Silent().say)
     texts = responses(setup, None, 512)
     return setup, texts, look(config, setup, texts, Silent())
+
+
+def test_layers_that_the_model_has_not_are_refused(read):
+    setup, texts, _ = read
+    config = load_recipe("lab").config()
+    attention = config.objective.attention.model_copy(update={"layers": [9]})
+    config = config.model_copy(update={"objective": config.objective.model_copy(update={"attention": attention})})
+    with pytest.raises(CaptureError, match="the qwen3 model has 4 attention layers"):
+        look(config, setup, texts, Silent())
 
 
 def matrices(model, ids):

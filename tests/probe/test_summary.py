@@ -179,6 +179,8 @@ def test_figures_of_all_answers_are_means_over_problems_by_plain_loops(problems)
     for name in ("divergence", "attention_divergence"):
         means = [statistics.fmean(getattr(row, name) for row in answers) for answers in rows]
         assert summary[name]["mean"] == pytest.approx(statistics.fmean(means))
+    for name in ("top_share", "clipped", "solution_mass"):
+        assert summary[name] is None or 0 <= summary[name]["low"] <= summary[name]["high"] <= 1
     flat = [row for answers in rows for row in answers]
     assert summary["student"]["accuracy"]["mean"] == pytest.approx(statistics.fmean(row.correct for row in flat))
     assert summary["student"]["tokens"]["mean"] == pytest.approx(statistics.fmean(row.tokens for row in flat))

@@ -32,6 +32,7 @@ from opasd.losses.attention import attention_rows
 from opasd.losses.attention_chunked import seen_by_both
 from opasd.losses.divergence import formulas_of
 from opasd.losses.inputs import LayerAttention
+from opasd.model.capture import AttentionCapture
 from opasd.model.looking import decoder, inside, needed_masses, rho_parts
 from opasd.model.scoring import Scorer
 from opasd.probe.measure import Setup
@@ -123,6 +124,7 @@ def look(config: RunConfig, setup: Setup, texts: Sequence[Response], progress: S
     decode = decoder(tokenizer)
     builders = {name: PromptBuilder(tokenizer, prompts) for name, prompts in references(config.prompts).items()}
     scorer = Scorer(model, "all")
+    AttentionCapture(model, config.objective.attention.layers)  # refuses layers that the model has not
     looks: list[Look] = []
     progress.begin(len(texts), 0)
     for number, response in enumerate(texts):

@@ -14,7 +14,8 @@ Verdict = Literal["above", "below", "open", "too few", "none"]
 FEWEST = 10
 """Fewer problems say little about others like them."""
 
-_FIGURES = ("divergence", "top_share", "clipped", "attention_divergence", "solution_mass")
+_FIGURES = ("divergence", "attention_divergence")
+_SHARES = ("top_share", "clipped", "solution_mass")
 _T = TypeVar("_T")
 
 
@@ -43,6 +44,7 @@ def summarise(probe: Probe) -> dict[str, Any]:
         "log_ratio_right": _figure(_by_problem(probe.student, "log_ratio", lambda row: row.correct)),
         "log_ratio_wrong": _figure(_by_problem(probe.student, "log_ratio", lambda row: not row.correct)),
         **{name: _figure(_by_problem(probe.student, name)) for name in _FIGURES},
+        **{name: _figure(_by_problem(probe.student, name), _within) for name in _SHARES},
     }
 
 
@@ -134,6 +136,12 @@ def _by_problem(
 
 def _share(per_problem: Sequence[float]) -> dict[str, float] | None:
     return _figure(per_problem, estimate)
+
+
+def _within(per_problem: Sequence[float]) -> Estimate:
+    """Return the mean of shares that are not counts, such as ρ: its interval ends at 0 and at 1."""
+    mean, low, high = mean_of(per_problem)
+    return Estimate(mean, max(low, 0.0), min(high, 1.0))
 
 
 def _figure(
