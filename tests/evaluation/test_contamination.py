@@ -1,5 +1,8 @@
 """Publication of problems against the end of a model's training data."""
 
+import pytest
+
+from opasd.errors import ConfigError
 from opasd.evaluation.benchmarks import packaged
 from opasd.evaluation.contamination import contamination_notes, cutoff_of
 
@@ -27,3 +30,9 @@ def test_notes_name_what_was_public_before():
     assert contamination_notes(["Llama-3.2-1B"], entries) == []
     (note,) = contamination_notes(["lab"], entries, "2024-02")  # a month means its end
     assert note.endswith("aime24 (2024-02-07)")
+
+
+@pytest.mark.parametrize("date", ["yesterday", "2025-2", "01.02.2025", "2025-02-01T00:00"])
+def test_a_cut_off_that_is_no_date_is_refused(date):
+    with pytest.raises(ConfigError, match=r"--cutoff: got .*; give a day, a month or a year, such as 2025-02-13"):
+        cutoff_of("lab", date)

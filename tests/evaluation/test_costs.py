@@ -1,6 +1,8 @@
 """What an evaluation took, over all its calls."""
 
 import json
+import subprocess
+import sys
 
 from opasd.evaluation.costs import Costs
 
@@ -34,6 +36,22 @@ def test_unknown_gpu_time_stays_unknown(tmp_path):
     assert costs.total()["seconds"] == 2
 
 
+def test_processes_that_end_after_the_last_group_count_too(tmp_path):
+    """The graders do: they work until all is drawn."""
+
+    def drawn():
+        yield 1, 10, 1.0
+        subprocess.run([sys.executable, "-Sc", "sum(range(2 * 10**6))"], check=True)
+
+    costs = Costs(tmp_path / "calls.jsonl", gpus=0)
+    assert list(costs.follow(drawn())) == [(1, 10, 1.0)]
+    *_, group, rest = (tmp_path / "calls.jsonl").read_text().splitlines()
+    assert json.loads(rest)["cpu_seconds"] > 0
+    assert costs.total()["samples"] == json.loads(group)["samples"] == 1
+
+
 def test_nothing_drawn_costs_nothing(tmp_path):
-    assert Costs(tmp_path / "calls.jsonl", gpus=0).total()["calls"] == 0
+    costs = Costs(tmp_path / "calls.jsonl", gpus=0)
+    assert not list(costs.follow([]))
+    assert costs.total()["calls"] == 0
     assert not (tmp_path / "calls.jsonl").exists()

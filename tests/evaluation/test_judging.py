@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from opasd.cli import main
-from opasd.config import RolloutConfig
+from opasd.config import RolloutConfig, ServersConfig
 from opasd.errors import ConfigError
 from opasd.evaluation import folder as folders
+from opasd.evaluation import judging
 from opasd.evaluation.judging import REPLIES, ModelJudge, is_unsettled, open_judge, says_same
 from opasd.evaluation.samples import Sample
 from opasd.grading.words import is_prose
@@ -28,17 +29,21 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            instance.keys.add(self.headers["Authorization"])
+            if instance.failures and (status := instance.failures.pop()):
+                self._send({"error": "busy"}, status)
+                return
             question = body["messages"][0]["content"]
             instance.questions.append(question)
             answer = question.partition("Answer to compare: ")[2].partition("\n")[0]
             known = question.partition("Known answer: ")[2].partition("\n")[0]
             same = "powers" in answer or answer == known
             word = "Who knows?" if "maybe" in answer else rf"So \boxed{{{'same' if same else 'different'}}}."
-            self._send({"choices": [{"message": {"content": word}}]})
+            self._send({"choices": [{"message": {"content": word}, "finish_reason": "stop"}]})
 
-        def _send(self, about: object) -> None:
+        def _send(self, about: object, status: int = 200) -> None:
             content = json.dumps(about).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -47,7 +52,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
             pass
 
     instance = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.questions = []
+    instance.questions, instance.failures, instance.keys = [], [], set()
     thread = threading.Thread(target=instance.serve_forever, daemon=True)
     thread.start()
     yield instance
@@ -105,6 +110,21 @@ def test_its_word_is_marked_and_counted_apart(path, server, capfd):
     assert sum("Known answer: \\text{all powers of two}\n" in question for question in server.questions) == 2
     assert main(["regrade", str(path), "--judge", url]) == 0
     assert len(server.questions) == 5  # what it has said is kept
+
+
+def test_a_busy_server_is_asked_again_and_a_dead_one_loses_no_reply(path, server, capfd, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setattr(judging, "_SERVERS", ServersConfig(retries=1, backoff=0.01))
+    monkeypatch.setattr(judging, "_AT_ONCE", 1)
+    command = ["regrade", str(path), "--judge", f"http://127.0.0.1:{server.server_port}"]
+    server.failures = [503, 500, None, 429]  # from the end
+    assert main(command) == 2
+    assert "no answer after 2 tries" in capfd.readouterr().err
+    assert len((path / REPLIES).read_text().splitlines()) == len(server.questions) == 1
+    assert main(command) == 0
+    assert "1 same, 0 different, 1 unclear" in capfd.readouterr().out
+    assert len(server.questions) == 5
+    assert server.keys == {"Bearer secret"}
 
 
 def test_a_model_is_asked_through_its_engine(path, capfd):

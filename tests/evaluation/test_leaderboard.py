@@ -183,5 +183,5 @@ def test_power_prints_numbers_and_refuses_impossible_ones(tmp_path, capsys):
     folder = write(tmp_path / "one", {"base": LOW, "new": HIGH})
     assert cli.main(["evaluate", "--power", "--from", str(folder), "--width", "10"]) == 0
     assert "a: standard deviation" in capsys.readouterr().out
-    for wrong in (["--accuracy", "1.5"], ["--width", "-1"], ["--from", str(tmp_path)]):
+    for wrong in (["--accuracy", "1.5"], ["--width", "-1"], ["--from", str(tmp_path)], ["--json"]):
         assert cli.main(["evaluate", "--power", *wrong]) == 2

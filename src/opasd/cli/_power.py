@@ -52,6 +52,8 @@ def check_power_flags(options: argparse.Namespace) -> None:
     if not options.power and (given or options.measured):
         flag = "from" if options.measured else next(iter(given))
         raise ConfigError(f"--{flag}: got it without --power, which it belongs to; add --power, or leave it out")
+    if options.power and options.json:
+        raise ConfigError("--json: got it with --power, which prints a table alone; leave it out")
     for name, value in given.items():
         largest, what = (1, "a share between 0 and 1") if name in ASSUMED else (100, "points between 0 and 100")
         if not 0 < value < largest:

@@ -48,8 +48,9 @@ _INTEGER = re.compile(r"[-+]?\d[\d,]*", re.ASCII)
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0*$")
 
 
-Released = Annotated[str, BeforeValidator(lambda value: str(value)), Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")]
+DATE = r"^\d{4}(-\d{2}(-\d{2})?)?$"
 """A day, a month or a year, as 2025-02-13."""
+Released = Annotated[str, BeforeValidator(lambda value: str(value)), Field(pattern=DATE)]
 
 
 class Benchmark(Section):

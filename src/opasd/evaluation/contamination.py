@@ -1,12 +1,14 @@
 """Could a model have seen a benchmark? Its problems' publication against the end of the model's training data."""
 
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from opasd.evaluation.benchmarks import Benchmark
+from opasd.errors import ConfigError
+from opasd.evaluation.benchmarks import DATE, Benchmark
 from opasd.recipes.reading import read_yaml
 
 PACKAGED = Path(__file__).with_name("cutoffs.yaml")
@@ -23,7 +25,9 @@ class Cutoff(NamedTuple):
 
 def cutoff_of(model: str, given: str | None = None) -> Cutoff | None:
     """Return the model's cut-off: the given one, or what is known of a model of this name."""
-    if given:
+    if given is not None:
+        if not re.fullmatch(DATE, given):
+            raise ConfigError(f"--cutoff: got {given!r:.40}; give a day, a month or a year, such as 2025-02-13")
         return Cutoff(given, True)
     name = model.rstrip("/").rpartition("/")[2].casefold()
     if found := max((known for known in _packaged() if fnmatchcase(name, known)), key=len, default=None):

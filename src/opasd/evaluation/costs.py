@@ -1,13 +1,14 @@
 """`calls.jsonl`: what every call of an evaluation took and where it ran, written as it goes; a kill loses one group.
 
 costs = Costs(path, gpus=1)       # a row with the environment
-costs.add(tokens, seconds)        # a row for each group of samples
+costs.follow(groups)              # a row for each group of samples, and one for what ends after them
 costs.calls()                     # one row a call, earlier ones too
 costs.total()                     # their sum
 """
 
 import resource
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ class Costs:
         values = (samples, tokens, seconds, wall - self._wall, cpu - self._cpu, gpu)
         self._rows.append({"call": self.call, **dict(zip(_SUMS, values, strict=True))})
         self._wall, self._cpu = wall, cpu
+
+    def follow(self, drawn: Iterable[tuple[int, int, float]]) -> Iterator[tuple[int, int, float]]:
+        """Yield the groups and write what each took, then what was spent after the last, as by graders that end."""
+        for group in drawn:
+            self.add(*group)
+            yield group
+        if self._started:
+            self.add(0, 0, 0.0)
 
     def calls(self) -> list[dict[str, Any]]:
         """Return for each call its environment and its sums."""

@@ -12,12 +12,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opasd.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig, check_address
+from opasd.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig, ServersConfig, check_address
 from opasd.errors import ConfigError
 from opasd.evaluation.answers import readable, thinking_prefix
 from opasd.evaluation.folder import known_problems
@@ -28,13 +27,17 @@ from opasd.files import JsonLines
 from opasd.grading.reading import Reading, boxed_answer, unboxed
 from opasd.grading.words import is_prose
 from opasd.prompts.pairs import PromptBuilder
+from opasd.rollout.openai import KEY_VARIABLE, ChatClient
 from opasd.rollout.vllm.http import Client, Refused, Unavailable
 
 REPLIES = "judged.jsonl"
 CONTROLS = 20
 """Answers of a benchmark that the rules settle and that the judge is asked about too."""
 LONGEST_REPLY = 2048
-_SERVER_SECONDS, _SERVER_THREADS = 600.0, 8
+_GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=LONGEST_REPLY)
+_SERVERS, _THREADS = ServersConfig(timeout=600), 8
+_AT_ONCE = 64
+"""Questions that a server is asked before their replies are written."""
 _ASK = """Compare two answers to a mathematical problem. They are the same if they state the same result, however it is
 written; an answer that says less, more or something else is different.
 
@@ -53,8 +56,8 @@ class Judge(ABC):
     name: str
 
     @abstractmethod
-    def ask(self, questions: Sequence[str]) -> list[str]:
-        """Return a reply to each question, an empty one where there is none."""
+    def ask(self, questions: Sequence[str]) -> Iterable[str]:
+        """Return a reply to each question, in order, an empty one where there is none."""
 
 
 class ModelJudge(Judge):
@@ -73,7 +76,7 @@ class ModelJudge(Judge):
         if not fitting:
             return [""] * len(questions)
         longest = min(LONGEST_REPLY, *(room[number] for number in fitting))
-        sampling = SamplingConfig(temperature=0.0, max_new_tokens=longest)
+        sampling = _GREEDY.model_copy(update={"max_new_tokens": longest})
         replies = [""] * len(questions)
         with closing(self._base.engine(max(len(prompts[number]) for number in fitting) + longest, [])) as engine:
             drawn = engine.generate([prompts[number] for number in fitting], sampling, [0] * len(fitting))
@@ -91,26 +94,16 @@ class ServerJudge(Judge):
             check_address(address)
         except ValueError as error:
             raise ConfigError(f"--judge: {error}; or a model's name") from error
-        self._url, self._client = address, Client(address, 30.0)
         try:
-            self.name = self.name or str(self._client.call("/v1/models")["data"][0]["id"])
+            self.name = self.name or str(Client(address, 30.0, KEY_VARIABLE).call("/v1/models")["data"][0]["id"])
         except (Refused, Unavailable, LookupError, TypeError) as error:
             raise ConfigError(f"--judge: {address} gives no list of models ({error}); give another address") from error
+        self._client = ChatClient(address, self.name, _SERVERS, _THREADS)
 
-    def ask(self, questions: Sequence[str]) -> list[str]:
-        with ThreadPoolExecutor(_SERVER_THREADS) as threads:
-            return list(threads.map(self._ask_one, questions))
-
-    def _ask_one(self, question: str) -> str:
-        body = {"model": self.name, "temperature": 0.0, "max_tokens": LONGEST_REPLY}
-        body |= {"messages": [{"role": "user", "content": question}]}
-        try:
-            answer = self._client.call("/v1/chat/completions", body, timeout=_SERVER_SECONDS)
-            return str(answer["choices"][0]["message"]["content"] or "")
-        except Refused as error:
-            raise ConfigError(f"--judge: {self._url} refuses a question ({error})") from error
-        except (Unavailable, LookupError, TypeError):
-            return ""
+    def ask(self, questions: Sequence[str]) -> Iterator[str]:
+        for start in range(0, len(questions), _AT_ONCE):
+            some = questions[start : start + _AT_ONCE]
+            yield from (answer.text for answer in self._client.answer(some, _GREEDY, [0] * len(some)))
 
 
 def open_judge(name: str, rollout: RolloutConfig) -> Judge:

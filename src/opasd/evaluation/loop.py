@@ -136,8 +136,7 @@ def evaluate(
     progress.begin(len(keys), len(keys) - missing.total())
     tokens, seconds = 0, 0.0
     costs = Costs(path / folders.CALLS, evaluation.gpus)
-    for drawn in draw_missing(evaluation, samples, missing, open_base, progress):
-        costs.add(*drawn)
+    for drawn in costs.follow(draw_missing(evaluation, samples, missing, open_base, progress)):
         tokens, seconds = tokens + drawn[1], seconds + drawn[2]
     problems = {loaded.name: [problem.id for problem in loaded.problems] for loaded in evaluation.benchmarks}
     results = results_of(evaluation.profile, path.name, settings, samples, problems)

@@ -36,8 +36,8 @@ def draw_share(evaluation: Evaluation, path: Path, open_base: OpenBase, progress
     missing = Counter(key.target for key in evaluation.all_keys() if key not in samples.keys)
     progress.begin(missing.total() // world, 0)
     costs = Costs(folder / folders.CALLS, evaluation.gpus)
-    for drawn in draw_missing(evaluation, samples, missing, open_base, progress):
-        costs.add(*drawn)
+    for _ in costs.follow(draw_missing(evaluation, samples, missing, open_base, progress)):
+        pass
     progress.end()
     return 0
 
