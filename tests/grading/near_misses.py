@@ -288,6 +288,11 @@ FIXED: list[tuple[str, str, bool]] = [
     # a number before a bracket is a factor
     (r"\frac{5}{2}", r"2(\frac12)", False),
     ("1", r"2\left(\frac12\right)", True),
+    ("5", "2(3)", False),
+    ("6", "(2)(3)", True),
+    ("5", "2 3", False),
+    (r"\frac54", r"\frac{2{3}}{4}", False),
+    ("2^{3(2)}", "64", True),
     # words after a value, and the number behind them
     (r"9\text{ divided by }3", "9", False),
     (r"9\text{ over }2", "9", False),
@@ -1010,4 +1015,8 @@ HELD: list[tuple[str, str, bool]] = [
     (r"12\tag{3}", "13", False),
     (r"x^2\frac12", r"\frac{x^2}{2}", True),
     ("x⁴", "x_4", False),
+    (r"\triangle ABC\sim\triangle DEF", r"\triangle ABC", False),
+    (r"3\sim5", "3", False),
+    ("f(2)3", "2f(3)", False),
+    (r"\frac{abc}{ab+bc+ca}", r"\frac{abc}{ab+ac-bc}", False),
 ]

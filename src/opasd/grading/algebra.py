@@ -25,14 +25,17 @@ _UNREAD = re.compile(r"\\ldots|\\vec(?![a-zA-Z]).*\\times|_(?:\w|\{[^{}]*\})_", 
 _FIGURES = re.compile(r"\d+", re.ASCII)
 _NATURAL_LOG = re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})")
 _DECIMAL_LOG = re.compile(r"\\lg(?![a-zA-Z])")
-_NUMBER_BEFORE_BRACKET = re.compile(r"(?<=\d)\s*(?=(?:\\left\s*)?[(\[]\s*-?\s*\\frac)", re.ASCII)
+# The parser adds numbers that stand side by side: 2(3) and (2)(3) would be 5.
+_ALONE = r"(?:(?<![a-zA-Z\d_\\.])(?<!_\{)|(?<=\\cdot)|(?<=\\times))\d+(?:\.\d+)?"
+_FACTORS = re.compile(rf"({_ALONE}|\))\s*(?=(?:\\left\s*)?[(\[]\s*[-+]?\s*(?:[\d.]|\\frac))|(\))\s*(?=\d)", re.ASCII)
+_SIDE_BY_SIDE = re.compile(rf"(?<!\^)(?<!\^\{{){_ALONE}(?:\s+\d+(?![\d.]*\s*/)|\s*\{{\s*-?\d)", re.ASCII)
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\{])[a-zA-Z](?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}|°|\{°\})|°|\\degree)", re.ASCII)
 
 
 def equal_by_algebra(gold: str, answer: str, tolerance: float = 0.0) -> bool:
     """Return whether two expressions are equal by math-verify; what cannot be parsed equals nothing."""
-    if any(map(_UNREAD.search, (gold, answer))):
+    if any(map(_UNREAD.search, (gold, answer))) or any(map(_SIDE_BY_SIDE.search, (gold, answer))):
         return False  # the parser leaves out dots and a second index, and takes a cross product for any product
     if any(_DIVISOR.search(text) and _VARIABLE.search(text) for text in (gold, answer)):
         return False  # the parser takes the common divisor of two variables for 1
@@ -61,7 +64,7 @@ def _parse(text: str) -> Any:
     target = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     text = text.replace("$", "").replace("\\varnothing", "\\emptyset")
     text = _NATURAL_LOG.sub(r"\\ln ", _DECIMAL_LOG.sub(r"\\log_{10}", text))
-    text = _NUMBER_BEFORE_BRACKET.sub(r"\\cdot ", text)  # the parser takes 2(1/2) for two and a half
+    text = _FACTORS.sub(r"\1\2\\cdot ", text)
     if _ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     parsed = parse(f"$${text}$$", [target], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]

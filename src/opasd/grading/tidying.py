@@ -56,8 +56,8 @@ _LIBRARY_NAMES = {"log": "\\ln", "log10": "\\log_{10}", "log2": "\\log_{2}", "e"
 # \mathbb N, \max\{a, b\}, \text{\$}5, \ast, \lVert.
 _MATHBB = re.compile(r"\\mathbb\s+([A-Z])(?![a-zA-Z])")
 _GREATEST = re.compile(r"(\\(?:max|min|gcd|lcm))\s*(?:\\left\s*)?\\\{([^{}]*?)(?:\\right\s*)?\\\}")
-_PLAIN_SIGN = re.compile(r"\\text\s*\{\s*(\\\$)\s*\}|\\(ast|[lr]Vert|sim)(?![a-zA-Z])")
-_PLAIN_SIGNS = {"ast": "*", "lVert": "\\|", "rVert": "\\|", "sim": "\\approx "}
+_PLAIN_SIGN = re.compile(r"\\text\s*\{\s*(\\\$)\s*\}|\\(ast|[lr]Vert)(?![a-zA-Z])|^\s*\\sim(?=\s*[\d\\])")
+_PLAIN_SIGNS = {"ast": "*", "lVert": "\\|", "rVert": "\\|"}
 # Words for signs: sin(x), pi/4, 2 x 10^5, +/- 3.
 _FUNCTION = r"(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log"
 _FUNCTION_WORD = re.compile(rf"(?<![a-zA-Z\\])({_FUNCTION})(?=\s*[(\\\d^_]|\s+[a-z](?![a-zA-Z]))")
@@ -148,7 +148,7 @@ def tidy(text: str) -> str:
         text = _LOWERED.sub(lambda digits: f"_{{{digits[0].translate(_TO_LINE)}}}", text)
     text = _as_latex(_EMPTY_SET.sub(r"\\emptyset", text.translate(_CHARACTERS)))
     text = _GREATEST.sub(r"\1(\2)", _MATHBB.sub(r"\\mathbb{\1}", text))
-    text = _PLAIN_SIGN.sub(lambda sign: sign[1] or _PLAIN_SIGNS[sign[2]], text)
+    text = _PLAIN_SIGN.sub(lambda sign: sign[1] or _PLAIN_SIGNS.get(sign[2], "\\approx "), text)
     text = _ROW_GAP.sub(r"\\\\", _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text))
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
