@@ -64,7 +64,7 @@ def look_sums(
         token_N = torch.arange(0, rollout.num_tokens, stride, device=alignment.student_query.device)
         rho = torch.stack([rho_parts(*layer, alignment, pair.shown, token_N).sum(-1) for layer in layers]).mean(0)
         counts.update(rollouts=1, steps=len(token_N))
-        found = dict(zip(("text", "words"), rho.double(), strict=True))
+        found: dict[str, Tensor] = dict(zip(("text", "words"), rho.double(), strict=True))
         if (task := task_of(pair.problem)) in TASKS:
             needs = needed_spans(task, pair.problem, decode(list(rollout.completion_ids))) or []
             if steps := needed_steps(pair, rollout.completion_ids, needs, decode)[:STEPS]:
