@@ -125,10 +125,8 @@ def mean_lengths(config: RunConfig, found: Look | None) -> Lengths | None:
         return None
     prompts = config.prompts
     wording = count(prompts.student + prompts.instruction)
-    response = max(1, config.rollout.max_new_tokens // 4)
-    return Lengths(
-        round(found.question.mean) + wording, round(found.solution.mean) + count(prompts.reference), response
-    )
+    solution = round(found.solution.mean) + count(prompts.reference)
+    return Lengths.of(config, round(found.question.mean) + wording, solution)
 
 
 def _longest(problems: Sequence[Problem], text: Callable[[Problem], str]) -> list[str]:

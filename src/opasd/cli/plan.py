@@ -63,11 +63,7 @@ def run(args: list[str]) -> int:
     for flag, value, known in (("--gpu", options.gpu, GPUS), ("--sharding", options.sharding, KINDS)):
         if value not in known:
             raise ConfigError(f"{flag}: got {value!r}; give one of {', '.join(known)}")
-    response = options.response_tokens
-    if response is None:
-        response = max(1, config.rollout.max_new_tokens // 4)
-    response = min(response, config.rollout.max_new_tokens)
-    lengths = Lengths(options.prompt_tokens, options.solution_tokens, response)
+    lengths = Lengths.of(config, options.prompt_tokens, options.solution_tokens, options.response_tokens)
     if options.table:
         sys.stdout.write(table(GPUS[options.gpu], lengths))
         return 0
@@ -83,7 +79,7 @@ def estimate(
     config: RunConfig, gpus: int, lengths: Lengths | None = None, gpu: str = "h200", sharing: Kind = "ddp"
 ) -> Plan:
     """Return the plan of a configuration, with assumed mean lengths if none are known."""
-    lengths = lengths or Lengths(PROMPT, SOLUTION, max(1, config.rollout.max_new_tokens // 4))
+    lengths = lengths or Lengths.of(config, PROMPT, SOLUTION)
     return Plan(config, find_shape(config.model.name_or_path), lengths, GPUS[gpu], gpus, sharing)
 
 

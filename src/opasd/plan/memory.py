@@ -53,6 +53,12 @@ class Lengths:
     solution: int
     response: int
 
+    @classmethod
+    def of(cls, config: RunConfig, prompt: int, solution: int, response: int | None = None) -> "Lengths":
+        """Return these lengths; a rollout is assumed to take a quarter of its limit, and never takes more than it."""
+        limit = config.rollout.max_new_tokens
+        return cls(prompt, solution, max(1, limit // 4) if response is None else min(response, limit))
+
     @property
     def student(self) -> int:
         return self.prompt + self.response
