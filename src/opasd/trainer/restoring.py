@@ -15,6 +15,7 @@ from peft import PeftModel
 from torch.optim import Adam, Optimizer
 from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
+from opasd.device import short_of_memory
 from opasd.errors import ConfigError, OpasdError
 from opasd.trainer.sharded import ShardedTrainer
 
@@ -52,13 +53,17 @@ def _continuing(what: str) -> Iterator[None]:
     """Turn what a library says of a file that does not fit into one message."""
     try:
         yield
-    except (OpasdError, OSError, MemoryError, torch.OutOfMemoryError):
+    except (OpasdError, OSError, MemoryError, ImportError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
         if isinstance(error, RuntimeError) and dist.is_initialized():  # another process may have gone
             raise
-        hostile = isinstance(error, pickle.UnpicklingError)
-        reason = "it holds more than tensors and numbers" if hostile else repr(error).splitlines()[0][:150]
+        if short_of_memory(error) or "allocate memory" in str(error):  # the checkpoint may be whole
+            raise
+        if isinstance(error, pickle.UnpicklingError):
+            reason = "it holds more than tensors and numbers"
+        else:
+            reason = (repr(error) or type(error).__name__).splitlines()[0][:150]
         raise ConfigError(
             f"the run cannot be continued from {what} ({reason}); delete the checkpoint, and --resume continues from "
             "the one before, or starts again"
@@ -66,6 +71,8 @@ def _continuing(what: str) -> Iterator[None]:
 
 
 def _check_moments(optimizer: Optimizer) -> None:
+    if not type(optimizer).__module__.startswith("torch.optim."):  # others keep moments of other shapes
+        return
     needed = ("step", "exp_avg", "exp_avg_sq") if isinstance(optimizer, Adam) else ()
     for parameter, state in optimizer.state.items():
         lacking = state and any(name not in state for name in needed)
