@@ -123,6 +123,15 @@ def test_values_of_another_kind_are_damage(tmp_path, place, value):
         read_entries([path])
 
 
+def test_only_an_evaluations_own_results_are_exported(tmp_path, capsys):
+    """Another file beside them is not mistaken for them."""
+    write(tmp_path / "one", {"base": LOW})
+    other = (tmp_path / "one" / "evaluation.json").rename(tmp_path / "one" / "evaluation.regraded.json")
+    assert cli.main(["leaderboard", str(other), "--export", "lighteval", "--output", str(tmp_path / "out")]) == 2
+    assert "--export reads evaluation.json" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_lightevals_form(tmp_path, capsys):
     """The keys that lighteval writes, and what its `make_results_table` reads."""
     write(tmp_path / "one", {"base": LOW})

@@ -34,6 +34,7 @@ def run(args: list[str]) -> int:
     options = parser().parse_args(args)
     if (options.export is None) != (options.output is None):
         raise ConfigError("--export and --output go together; give both or neither")
+    from opasd.evaluation.folder import RESULTS
     from opasd.evaluation.leaderboard import as_csv, as_json, cells, leaderboard, read_entries, result_files
     from opasd.evaluation.results import markdown
     from opasd.rounding import aligned
@@ -41,7 +42,9 @@ def run(args: list[str]) -> int:
     if options.export:
         from opasd.evaluation.export import export
 
-        for file in (found for folder in options.folders for found in result_files(folder)):
+        for file in dict.fromkeys(found for folder in options.folders for found in result_files(folder)):
+            if file.name != RESULTS:
+                raise ConfigError(f"--export reads {RESULTS}, got {file}; give the evaluation's folder")
             sys.stdout.writelines(f"{path}\n" for path in export(file.parent, options.export, options.output))
         return 0
     entries = read_entries(options.folders)
