@@ -195,6 +195,14 @@ def test_what_a_killed_merge_left_is_cleared_away(run, tmp_path, capsys):
     assert not list(out.glob(".*"))
 
 
+def test_a_folder_in_which_a_run_is_being_made_is_no_place_for_a_model(run, tmp_path):
+    (tmp_path / ".new-run").mkdir()
+    (tmp_path / ".new-run" / "config.yaml").write_text("x")
+    (tmp_path / "older").mkdir()
+    assert main(["merge", str(run / "final"), str(tmp_path), "--trust-remote-code"]) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {".new-run", "older"}
+
+
 def test_what_is_in_the_folder_stays(run, tmp_path):
     (tmp_path / "own.txt").write_text("x")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -48,5 +48,8 @@ def _can_be_filled(out: Path) -> bool:
 
     if not out.is_dir():
         return False
-    names = [path.name for path in out.iterdir()]
-    return not names or any(name.startswith(STAGED) for name in names)
+    paths = list(out.iterdir())
+    staged = [path for path in paths if path.name.startswith(STAGED) and path.is_dir()]
+    ended = (out / "config.json").exists()  # moved last; what was staged is then empty
+    left = any((path / "config.json").exists() or (ended and not any(path.iterdir())) for path in staged)
+    return len(staged) == len(paths) or left
