@@ -154,7 +154,8 @@ def test_an_address_without_a_server_is_a_mistake():
 
 
 @pytest.mark.parametrize(
-    "address", ["http://u:abc@localhost:1", "http://localhost:1/?key=abc", "http://localhost:99999999"]
+    "address",
+    ["http://u:abc@localhost:1", "http://localhost:1/?key=abc", "http://localhost:99999999", "http://me:1[abc]@host"],
 )
 def test_an_address_with_a_secret_is_refused_before_anything_is_asked(tmp_path, address, capfd):
     output = ["--output", str(tmp_path / "e")]
@@ -168,7 +169,8 @@ def test_an_address_with_a_secret_is_refused_before_anything_is_asked(tmp_path, 
 @pytest.mark.parametrize(
     ("reply", "same"),
     [(r"\boxed{same}", True), (r"<think>\boxed{different}</think>\boxed{\text{Same}}", True), ("different", False),
-     (r"They are \boxed{different}.", False), (r"\boxed{5}", None), ("", None), ("the same or different", None)],
+     (r"They are \boxed{different}.", False), (r"\boxed{5}", None), ("", None), ("the same or different", None),
+     ("<think>They differ, no.</think>same", True)],
 )  # fmt: skip
 def test_replies(reply, same):
     assert says_same(reply) is same

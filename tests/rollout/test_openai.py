@@ -90,6 +90,10 @@ def test_reasoning_stands_in_front(name):
     assert cut.text == "<think>\\boxed{2}"
 
 
+def test_what_a_server_withholds_is_no_answer_and_not_asked_for_again():
+    assert read_answer(reply(None, "content_filter"), 64).text == ""
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (

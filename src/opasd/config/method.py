@@ -136,6 +136,9 @@ class VLLMConfig(Section):
         )
 
 
+_KEYS = "set VLLM_API_KEY, or OPENAI_API_KEY for --judge and --engine openai"
+
+
 def check_address(url: str) -> None:
     """Refuse what is no server's address, and one that holds a secret: addresses are kept in folders and pages."""
     shown = without_secrets(url)
@@ -144,13 +147,14 @@ def check_address(url: str) -> None:
         _ = parts.port
     except ValueError as error:  # it is too large, or no number
         reason = str(error).partition(" as ")[0]  # behind it stands what may be a password
+        reason = reason if reason.startswith("Port") else "no host can be read"  # the others quote it
         raise ValueError(f"got {shown!r:.80} ({reason}); give addresses such as http://localhost:8000") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"got {shown!r:.80}; give addresses such as http://localhost:8000")
     if parts.username is not None or parts.password is not None or "@" in unquote(url):
-        raise ValueError("a name or password in an address would be kept in the run's folder; set VLLM_API_KEY")
+        raise ValueError(f"a name or password in an address would be kept in files; {_KEYS}")
     if parts.query or parts.fragment or ";" in url:
-        raise ValueError("a key behind ?, ; or # in an address would be kept in the run's folder; set VLLM_API_KEY")
+        raise ValueError(f"a key behind ?, ; or # in an address would be kept in files; {_KEYS}")
 
 
 class ServersConfig(Section):

@@ -185,6 +185,7 @@ def _replies(path: Path, judge: Judge, cases: Sequence[Case], problems: Mapping[
 
 def says_same(reply: str) -> bool | None:
     """Return what a reply says; None if it says neither."""
+    reply = reply.rpartition("</think>")[2]  # what a server returns apart stands in front
     word = (boxed_answer(reply, Reading(boxes="last")) or reply.strip()).strip(" .*{}").casefold()
     word = word.removeprefix("\\text{").strip()
     return {"same": True, "yes": True, "different": False, "no": False}.get(word)

@@ -133,6 +133,8 @@ def read_answer(reply: Any, limit: int) -> ChatAnswer:
         counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Unavailable(f"a reply without an answer: {reprlib.repr(reply)[:80]}") from None
+    if reason == "content_filter":  # the server withholds the rest, and would again
+        reason = "stop"
     if not isinstance(content, str) or not isinstance(reasoning, str) or reason not in ("stop", "length"):
         raise Unavailable(f"a reply that is no whole answer (finish_reason {reason!r:.40})")
     if len(content) + len(reasoning) > _CHARS_PER_TOKEN * limit:
