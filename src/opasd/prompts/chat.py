@@ -212,9 +212,13 @@ class Chat:
         for roles in _TURNS if self._has_template else ():
             texts = [f"{_STAND_IN}-{number}" for number in range(len(roles))]
             turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-            with suppress(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+            try:
                 rendered = self._write(turns, thinking=False)
-                yield from re.split("|".join(texts), rendered)
+            except ConfigError:  # it does not end
+                raise
+            except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+                continue
+            yield from re.split("|".join(texts), rendered)
 
     def find_control_string(self, text: str) -> str | None:
         """Return the first control string in `text`, if there is one."""
