@@ -1,6 +1,7 @@
 """What an evaluation took, over all its calls."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -41,12 +42,15 @@ def test_processes_that_end_after_the_last_group_count_too(tmp_path):
 
     def drawn():
         yield 1, 10, 1.0
-        subprocess.run([sys.executable, "-Sc", "sum(range(2 * 10**6))"], check=True)
+        before = os.times()
+        subprocess.run([sys.executable, "-Sc", "sum(range(5 * 10**6))"], check=True)
+        spent.append(os.times().children_user - before.children_user)
 
+    spent: list[float] = []
     costs = Costs(tmp_path / "calls.jsonl", gpus=0)
     assert list(costs.follow(drawn())) == [(1, 10, 1.0)]
     *_, group, rest = (tmp_path / "calls.jsonl").read_text().splitlines()
-    assert json.loads(rest)["cpu_seconds"] > 0
+    assert json.loads(rest)["cpu_seconds"] > 0.9 * spent[0] > 0
     assert costs.total()["samples"] == json.loads(group)["samples"] == 1
 
 
