@@ -27,6 +27,8 @@ _ROW = re.compile(r"\\\\(?:\[[^\[\]]*\])?")
 _ALIGNMENT = re.compile(r"&\s*(?=[=<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv)(?![a-zA-Z]))|^\s*&|&\s*$")
 _CASES = re.compile(r"\s*(?:([^=]*\S)\s*=\s*)?\\begin\{cases\}(.*)\\end\{cases\}[\s.]*", re.DOTALL)
 _IF = re.compile(r"^\s*(?:\\text\s*\{\s*,?\s*(?:if|for|when|where)?\s*\}|(?:if|for|when)(?![a-zA-Z]))\s*")
+_SAYS = r"[=<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|in)(?![a-zA-Z])"
+_COMMA_PIECE = re.compile(rf"((?:(?!{_SAYS}|[,;]).)+)[,;](?=.*(?:{_SAYS}|\\text|otherwise|odd|even|else))", re.DOTALL)
 _STOP = re.compile(r"[\s,;.]+$")
 
 
@@ -56,6 +58,8 @@ def _rows(body: str) -> list[str]:
 
 def _joined(environment: re.Match[str]) -> str:
     rows = _rows(environment[2])
+    if environment[1] == "cases" and rows and all(map(_COMMA_PIECE.match, rows)):
+        rows = [row if "&" in row else _COMMA_PIECE.sub(r"\1 &", row, count=1) for row in rows]
     if environment[1] == "cases" and any("&" in row for row in rows):
         return "\\begin{cases}" + " \\\\ ".join(rows) + "\\end{cases}"
     return ", ".join(rows)

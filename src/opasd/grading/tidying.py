@@ -61,7 +61,10 @@ _PLAIN_SIGNS = {"ast": "*", "lVert": "\\|", "rVert": "\\|"}
 # Words for signs: sin(x), pi/4, 2 x 10^5, +/- 3.
 _FUNCTION = r"(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log"
 _FUNCTION_WORD = re.compile(rf"(?<![a-zA-Z\\])({_FUNCTION})(?=\s*[(\\\d^_]|\s+[a-z](?![a-zA-Z]))")
-_FUNCTION_NAME = re.compile(rf"\\(?:operatorname|text|mathrm)\s*\{{\s*({_FUNCTION})\s*\}}")
+# Not \text{ sec} at the end, a unit.
+_FUNCTION_NAME = re.compile(
+    rf"\\(?:operatorname|text|mathrm)\s*\{{\s*({_FUNCTION})\s*\}}(?=\s*(?:\^\s*\{{?-?\d\}}?\s*)?(?:[\w({{_]|\\(?!text|\\|cdot|times)))"
+)
 _PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z_])")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", re.ASCII)
 _STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(-?\d+(?:\.\d+)?|-?[a-zA-Z](?!\w)|\([^()]*\))", re.ASCII)

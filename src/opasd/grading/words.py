@@ -42,7 +42,7 @@ _CJK_PROSE = re.compile(r"[\u3400-\u9fff]{4}")
 _SHORT_WORDS = {"no", "odd", "yes"}
 _CJK = re.compile(r"[\u3400-\u9fff]")
 # Words in front of a value.
-_LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[\\+-]|\.\d)(?!\\text)")
+_LEADING_TEXT = re.compile(r"\\text\s*\{([^{}\d]*[a-zA-Z]{2}[^{}\d]*)\}\s*([:=]?)\s*(?=[\d(\[|\\+-]|\.\d)(?!\\text)")
 _HARMLESS = re.compile(
     r"(?!.*(?:\b(?:not|than|whose|which)\b|n't))(?:.*(?:[:=]|\b(?:(?:is|are)(?: equal to)?|equals))|(?:(?:the|an?|so"
     r"|thus|hence|therefore|final|correct|answers?|results?|solutions?|values?|total|both|exactly|about|roughly|approximately|day"
@@ -167,7 +167,8 @@ def around_words(text: str) -> tuple[list[str], list[str]]:
     words, parts, start = [], [], 0
     for match in _INNER_WORDS.finditer(text):
         before, after = text[start : match.start()].strip(), text[match.end() :].strip()
-        if before and after and is_balanced(text[: match.start()]) and not is_mathematics(match[1]):
+        in_words = len(match[1].split()) > 1 or not is_mathematics(match[1])
+        if before and after and is_balanced(text[: match.start()]) and in_words:
             words.append(" ".join(match[1].casefold().split()))
             parts.append(before)
             start = match.end()
