@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
 
 from opasd.config import SamplingConfig
 from opasd.model.unwrap import unwrap
 from opasd.rollout.engine import Completion, Prompts
+from opasd.rollout.transformers.growing import growing_cache
 from opasd.rollout.transformers.sampling import sample, uniform_numbers
 
 COMPACT_BELOW = 0.75
@@ -45,7 +45,7 @@ def _decode(
     ids_BP, mask_BP = (pad_sequence(rows, batch_first=True, padding_side="left").to(device) for rows in (ids, masks))
     uniform_TB = uniform_numbers(seeds, limit).to(device)
     stops = torch.tensor(sorted(stop), dtype=torch.long, device=device)
-    cache = DynamicCache(config=unwrap(model).config)
+    cache = growing_cache(unwrap(model).config)
     drawn_BT = torch.full((len(prompts), limit), _NO_TOKEN, device=device)
     failed_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     # From here on, B counts the rows still in the batch; `rows` holds their numbers.
