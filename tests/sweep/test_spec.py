@@ -143,6 +143,8 @@ def test_mistakes_in_a_file_or_on_the_command_line(tmp_path: Path) -> None:
         (tmp_path / "s.yaml").write_text(f"recipe: lab\n{text}")
         with pytest.raises(ConfigError, match=rf"{key}: got .*; give a list such as \[a, b\]"):
             load_sweep([str(tmp_path / "s.yaml")])
+    with pytest.raises(ConfigError, match=r"s.yaml is a sweep's file, which is given alone; give one sweep"):
+        load_sweep(["lab", str(tmp_path / "s.yaml")])
     with pytest.raises(ConfigError, match="name cannot be set in a sweep"):
         load_sweep(["lab"], Changes({"name": "x"}, {}))
     with pytest.raises(ConfigError, match="is what the sweep varies"):

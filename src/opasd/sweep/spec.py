@@ -165,15 +165,20 @@ def sweep_names() -> list[str]:
 
 def load_sweep(names: Sequence[str], changes: Changes = NO_CHANGES) -> Sweep:
     """Return the sweep that is a packaged one's name, a sweep's file, or a list of recipes."""
-    path = FILES / f"{names[0]}.yaml" if names[0] in sweep_names() else Path(names[0]).expanduser()
-    if len(names) == 1 and path.suffix.lower() in YAML_ENDINGS:
+    for name in names:
+        path = FILES / f"{name}.yaml" if name in sweep_names() and len(names) == 1 else Path(name).expanduser()
+        if path.suffix.lower() not in YAML_ENDINGS:
+            continue
         if not path.is_file():
             raise ConfigError(f"no file {path}; give a sweep's file or name (`opasd sweep --list`), or recipes")
         values = read_yaml(path)
-        if not _RECIPE_KEYS & set(values):
-            file = checked(SweepFile, values, str(path))
-            with error_prefix(str(path)):
-                return expand(file.model_copy(update={"name": file.name or path.stem}), path.parent, changes)
+        if _RECIPE_KEYS & set(values):
+            continue
+        if len(names) > 1:
+            raise ConfigError(f"{name} is a sweep's file, which is given alone; give one sweep, or recipes")
+        file = checked(SweepFile, values, str(path))
+        with error_prefix(str(path)):
+            return expand(file.model_copy(update={"name": file.name or path.stem}), path.parent, changes)
     for name in names:
         if name in sweep_names() and name not in recipe_names():
             raise ConfigError(f"{name} is a sweep, which is given alone; give one sweep, or recipes")
