@@ -2,7 +2,9 @@
 
 Each sentence comes with its rule and the numbers behind it. The rules are what is known so far:
 
-    train       the teacher's reading of the student's answers prefers right ones: the interval is above 0.5
+    train       the teacher's reading of the student's answers prefers right ones, and the problem's own reference adds
+                to that before an answer's last tenth: both intervals say so. One of five tasks read so, and gained; of
+                the four where only the first held one gained (docs/evidence/probe.md)
     reference   the projected target has at least twice the student's attention on what a step needs (the gate); with
                 1.4 times and less nothing was gained (docs/evidence/lookup.md)
     layers      those whose attention is on what a step needs; the last layer is usually not among them
@@ -29,7 +31,7 @@ def advise(summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: C
     return [*advice, _clip(clip)]
 
 
-_TRAIN = "the preference for right answers over wrong ones: its interval is above 0.5"
+_TRAIN = "right answers are preferred to wrong ones, and before an answer's last tenth the own reference adds to that"
 _NOT_SAMPLED = "Whether training is worth it was not measured: give --samples 4."
 _NOT_LOOKED = "Which reference and which layers to compare, if any, was not measured: give --look."
 
@@ -39,15 +41,20 @@ def _advice(about: str, says: str, rule: str, **numbers: Any) -> Advice:
 
 
 def _train(summary: dict[str, Any]) -> Advice:
-    figure, verdict = summary["preference"], summary["verdict"]
-    rule = _TRAIN
-    numbers = {"preference": figure, "own_adds": summary["own_adds"], "student": summary["student"]["accuracy"]}
+    figure, verdict, rule = summary["preference"], summary["verdict"], _TRAIN
+    numbers = {name: summary[name] for name in ("preference", "own_adds", "own_adds_before_the_end")}
+    numbers["student"] = summary["student"]["accuracy"]
     if verdict == "above":
-        says = f"Worth training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs."
-        adds = summary["own_adds"]
-        if adds and adds["low"] <= 0:
-            says += " Another problem's reference does it as well, so this may be the prompt and not the reference."
-        return _advice("train", says, rule, **numbers)
+        says = f"orth training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs"
+        adds = summary["own_adds_before_the_end"] or summary["own_adds"]
+        added = f" ({_share(adds)})" if adds else ""
+        if adds and adds["low"] > 0:
+            return _advice("train", f"W{says}, and the problem's own reference adds to that{added}.", rule, **numbers)
+        says += f". It is not shown that the problem's own reference adds to that before an answer's end{added}. "
+        says += (
+            "GSM8K and MATH read so and gained nothing; the embedded task read so and gained. Make a short run first."
+        )
+        return _advice("train", f"Perhaps w{says}", rule, **numbers)
     if verdict == "below":
         says = f"Not worth training: the teacher prefers wrong answers ({_share(figure)} for right ones)."
         return _advice("train", f"{says} Try another reference.", rule, **numbers)
