@@ -90,6 +90,14 @@ def test_the_demos_record_has_what_the_demo_writes():
     assert HEADER[1] == "accuracy"
 
 
+def test_what_the_probes_said_is_on_the_pages(tables):
+    pages = [(ROOT / "docs/evidence" / name).read_text(encoding="utf-8") for name in ("probe.md", "math.md")]
+    text = " ".join(" ".join(pages).split()).replace(" %", "").replace("*", "")
+    for task in tables.PROBED:
+        for cell in tables.probe_row(task).split(" | ")[1:]:
+            assert cell.removesuffix(" |") in text, "run python results/tables.py index"
+
+
 @pytest.mark.parametrize(("task", "gained"), [("arithmetic", True), ("math", False)])
 def test_the_probes_advice_is_what_the_records_show(tables, task, gained):
     summary = import_module("records").read_document(f"{task}/probe/probe.json")["summary"]
