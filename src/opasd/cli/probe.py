@@ -119,7 +119,7 @@ def _check_options(options: argparse.Namespace, config: RunConfig) -> None:
     if options.figure is not None and not options.look:
         raise ConfigError("--figure draws what --look measures; give --look too")
     if not options.samples and not (options.look and options.responses == "gold"):
-        raise ConfigError("--samples 0 samples nothing; give --look, which reads the gold solutions, or 1 or more")
+        raise ConfigError("--samples 0 samples nothing; give --look with --responses gold, or 1 or more samples")
 
 
 def _measure(options: argparse.Namespace, config: RunConfig, args: list[str]) -> dict[str, Any]:
