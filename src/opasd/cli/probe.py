@@ -81,6 +81,8 @@ def run(args: list[str]) -> int:
         return 0
     given = {flag: getattr(options, flag) for flag in ("json", "figure")}
     targets = {flag: Path(os.path.expanduser(path)) for flag, path in given.items() if path is not None}
+    if len(targets) > len({target.resolve() for target in targets.values()}):
+        raise ConfigError(f"--figure and --json name one file, {options.json}; give two")
     for flag, target in targets.items():  # a mistake in a path shows before the work
         _write(flag, target, "")
         target.unlink()
@@ -98,7 +100,9 @@ def run(args: list[str]) -> int:
         sys.stdout.write(look_page(recipe.name, config.model.name_or_path, looks) + "\n")
     found["advice"] = advise(summary, looks, config.objective.token.clip)
     sys.stdout.write(advice_page(found["advice"]))
-    if "figure" in targets:
+    if "figure" in targets and looks is not None and looks["looking_layers"] is None:
+        sys.stderr.write("no figure: what a step needs is not known for these problems\n")
+    elif "figure" in targets:
         from opasd.report.charts import svg
         from opasd.report.looking import mass_by_layer
 
