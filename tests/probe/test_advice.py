@@ -117,6 +117,13 @@ def test_without_known_needs_or_looking_layers_no_gate_is_claimed():
     assert says(advise(None, blind, "none"), "layers").startswith("No layer clearly looks")
 
 
-@pytest.mark.parametrize(("clip", "start"), [("pointwise", "Change"), ("per_token", "Keep"), ("none", "Keep")])
-def test_never_the_pointwise_clip(clip, start):
-    assert says(advise(None, None, clip), "clip").startswith(start)
+@pytest.mark.parametrize(
+    ("clip", "divergence", "start"),
+    [
+        ("pointwise", "forward_kl", "Change"), ("pointwise_masked", "forward_kl", "Change"),
+        ("per_token", "forward_kl", "Keep"), ("none", "forward_kl", "Keep"), ("none", "reverse_kl", "Keep"),
+        ("per_token", "reverse_kl", "Change objective.token.clip to none"),  # docs/evidence/ablations.md
+    ],
+)  # fmt: skip
+def test_never_the_pointwise_clip_and_none_with_reverse_kl(clip, divergence, start):
+    assert says(advise(None, None, clip, divergence), "clip").startswith(start)

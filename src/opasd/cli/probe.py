@@ -98,7 +98,8 @@ def run(args: list[str]) -> int:
         sys.stdout.write(probe_page(recipe.name, config, problems, options.samples, summary) + "\n")
     if looks is not None:
         sys.stdout.write(look_page(recipe.name, config.model.name_or_path, looks) + "\n")
-    found["advice"] = advise(summary, looks, config.objective.token.clip)
+    token = config.objective.token
+    found["advice"] = advise(summary, looks, token.clip, token.divergence)
     sys.stdout.write(advice_page(found["advice"]))
     if "figure" in targets and looks is not None and looks["looking_layers"] is None:
         sys.stderr.write("no figure: what a step needs is not known for these problems\n")

@@ -9,7 +9,8 @@ Each sentence comes with its rule and the numbers behind it. The rules are what 
                 1.4 times and less nothing was gained (docs/evidence/lookup.md)
     layers      those whose attention is on what a step needs; the last layer is usually not among them
     support     template tokens say nothing about the problem; leave them out if they have a third of the loss
-    clip        per token or none: the pointwise clip is no divergence and can step away from the teacher
+    clip        per token or none: the pointwise clip is no divergence and can step away from the teacher. None with
+                reverse KL, where the per-token clip cost half of the gain (docs/evidence/ablations.md)
 """
 
 from typing import Any
@@ -21,14 +22,16 @@ Advice = dict[str, Any]
 TEMPLATE = 1 / 3
 
 
-def advise(summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: Clip) -> list[Advice]:
-    """Return the advice that these summaries allow; either may be missing."""
+def advise(
+    summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: Clip, divergence: str = "forward_kl"
+) -> list[Advice]:
+    """Return the advice that these summaries allow; either may be missing. Clip and divergence are the token loss's."""
     advice = [_advice("train", _NOT_SAMPLED, _TRAIN) if summary is None else _train(summary)]
     if looks is None:
         advice.append(_advice("reference", _NOT_LOOKED, "the gate and the layers that look, which --look measures"))
     else:
         advice += [_reference(looks), *_layers(looks), *_support(looks)]
-    return [*advice, _clip(clip)]
+    return [*advice, _clip(clip, divergence)]
 
 
 _TRAIN = "right answers are preferred to wrong ones, and before an answer's last tenth the own reference adds to that"
@@ -122,10 +125,16 @@ def _support(looks: dict[str, Any]) -> list[Advice]:
     return [_advice("support", says, "the template's share of the attention loss is a third or more", **shares)]
 
 
-def _clip(clip: Clip) -> Advice:
-    rule = "per token or none, never pointwise"
+def _clip(clip: Clip, divergence: str) -> Advice:
+    rule = "per token or none, never pointwise; none with reverse KL"
     if clip == "pointwise":
         says = "Change objective.token.clip to per_token or none: the pointwise clip can step away from the teacher."
+        return _advice("clip", says, rule, clip=clip)
+    if clip == "pointwise_masked":
+        says = "Change objective.token.clip to per_token or none: both gained more on arithmetic."
+        return _advice("clip", says, rule, clip=clip)
+    if clip == "per_token" and divergence == "reverse_kl":
+        says = "Change objective.token.clip to none: with reverse KL the per-token clip cost half of arithmetic's gain."
         return _advice("clip", says, rule, clip=clip)
     return _advice("clip", f"Keep objective.token.clip: {clip}.", rule, clip=clip)
 
