@@ -4,7 +4,7 @@
     python results/charts.py keep FILE NAME "TITLE"       adds a look (`opasd probe --look --json FILE`) to looks.json
 
     opasd-opsd.svg      OPASD − OPSD on the same problems, one row an experiment
-    clip.svg            accuracy after 120 steps by clip, with and without the attention loss, and where the steps led
+    clip.svg            accuracy after 120 steps by clip, with and without the attention loss; the gradients reversed
     clip-steps.svg      right rollouts over 120 steps, by clip
     embedded.svg        the embedded model's rollouts over 40 steps, by objective
     solution-mass.svg   ρ over the steps, by task and reference
@@ -49,6 +49,7 @@ COMPARED = {
     "GSM8K 1.5B": ("gsm8k/1.5b", "opasd-answer-seed-1", "opsd-answer-seed-1"),
     "MATH 0.5B": ("math/objectives", "opasd-seed-{}", "opsd-seed-{}"),
     "embedded": ("lab/methods", "opasd-seed-{}", "opsd-per-token-seed-{}"),
+    "… answer in view": ("lab/answer", "opasd-seed-{}", "opsd-seed-{}"),
     "lookup": ("lookup/objectives", "opasd-last-seed-{}", "opsd-seed-{}"),
     "lookup, looking": ("lookup/objectives", "opasd-look-seed-{}", "opsd-seed-{}"),
     "ledger 0.5B": ("ledger/objectives", "opasd-last-seed-{}", "opsd-seed-{}"),
@@ -88,7 +89,7 @@ def difference(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> Estimate:
 
 
 def forest() -> Figure:
-    """OPASD − OPSD in every experiment that has both."""
+    """OPASD − OPSD, one row an experiment."""
     rows = {label: pairs for label, where in COMPARED.items() if (pairs := pairs_of(*where))}
     rows["arithmetic 0.5B"] += pairs_of("arithmetic/seeds", "opasd-seed-{}", "opsd-seed-{}")
     rows["… 120 steps"] += pairs_of("arithmetic/long", "opasd", "opsd")
@@ -114,22 +115,21 @@ def forest() -> Figure:
 
 
 def clips() -> Figure:
-    """Accuracy after 120 steps, forward KL, by clip and objective, and where the steps led.
+    """Accuracy after 120 steps, forward KL, by clip and objective, and the share of gradients that the clip reverses.
 
-    The records are older than `token/reversed`, so the sign is that of what the steps did: the unclipped divergence
-    from the teacher, over the first three steps and over the last eight.
+    That share is of OPSD's run of `arithmetic/clips`, over the first three steps and over the last eight: the records
+    of the others are older than the metric. The per-token clip leaves a gradient as it is or takes it away.
     """
-    names, series = [], {"OPSD": [], "OPASD": []}
-    for clip, runs in CLIPS.items():
-        curves = [[row["token/divergence"] for row in training_steps("arithmetic/long", run)] for run in runs]
-        first, last = (np.mean([np.mean(curve[part]) for curve in curves]) for part in (slice(3), slice(-8, None)))
-        way = "away" if last > first else "closer"
-        names.append(f"{clip}, {way}: {first:.2f} → {last:.2f}")
+    reversed_ = [row["token/reversed"] for row in training_steps("arithmetic/clips", "pointwise-seed-1")]
+    first, last = (100 * np.mean(reversed_[part]) for part in (slice(3), slice(-8, None)))
+    names = [f"pointwise: {first:.0f} → {last:.0f} % reversed", "per token: none reversed"]
+    series = {"OPSD": [], "OPASD": []}
+    for runs in CLIPS.values():
         for own, run in zip(series.values(), runs, strict=True):
             own.append(estimate(list(load_evaluation("arithmetic/long", run).shares().values())))
     return Figure(
         "clip", "Arithmetic 0.5B, forward KL, 120 steps: the clip decides", "bar",
-        "clip, and whether steps lead away from the teacher: divergence at the start → at the end", "accuracy, %",
+        "clip, and the share of tokens whose gradient it turns round, at the start → at the end", "accuracy, %",
         [
             Series(
                 name, slot, [(float(n), 100 * one.mean) for n, one in enumerate(own)],
@@ -198,6 +198,7 @@ def probe_against_gain() -> Figure:
         "GSM8K 0.5B": (own_adds("gsm8k", "0.5b"), ("gsm8k/objectives", "opsd-seed-{}", "base")),
         "GSM8K 1.5B": (own_adds("gsm8k", "1.5b"), ("gsm8k/1.5b", "opsd-answer-seed-1", "base")),
         "MATH 0.5B": (own_adds("math"), ("math/objectives", "opsd-seed-{}", "base")),
+        "embedded": (own_adds("lab"), ("lab/methods", "opsd-per-token-seed-{}", "base")),
     }
     series = [
         Series(label, slot, [(adds, difference(pairs_of(*where)).mean)])

@@ -4,7 +4,7 @@ import json
 from statistics import fmean, stdev
 from typing import Any
 
-from records import HERE, evaluated_models
+from records import HERE, evaluated_models, read_document
 from summaries import SEEDS, Evaluation, load_evaluation, with_interval
 
 from opasd.evaluation.statistics import estimate, paired_difference
@@ -23,6 +23,7 @@ OTHERS = {
     ("embedded, 1.9 M", "OPSD"): ("opsd-per-token",),
 }
 """Records in another place, and runs of another name."""
+PROBED = ("arithmetic", "math", "lab")
 
 
 def of_seeds(task: str, method: str) -> list[Evaluation]:
@@ -93,8 +94,22 @@ def demo_rows(*, whole: bool) -> list[str]:
     return rows
 
 
+def probe_row(task: str) -> str:
+    """Return what a task's probe says, in per cent of pairs: the preference, and what the own reference adds to it."""
+    summary = read_document(f"{task}/probe/probe.json")["summary"]
+    names = {"preference": False, "own_adds": True, "own_adds_before_the_end": True}
+    cells = [
+        with_bounds([per_cent(summary[name][bound]) for bound in ("mean", "low", "high")], 0, sign=sign)
+        for name, sign in names.items()
+    ]
+    return f"| {task} | {' | '.join(cells)} |"
+
+
 def print_index() -> None:
     for task, cells in rows().items():
         print(f"| {task} | {' | '.join(cells)} |")
     print()
     print("\n".join([*readme_rows(), "", *demo_rows(whole=False), "", *demo_rows(whole=True)]))
+    print()
+    for task in PROBED:
+        print(probe_row(task))

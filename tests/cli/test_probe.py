@@ -370,8 +370,10 @@ def test_where_the_embedded_model_looks(tmp_path, capsys):
 
 def test_looking_at_the_students_own_answers_without_known_needs(workspace, capsys):
     words = ["probe", "tiny.yaml", "--problems", "2", "--samples", "1", "--look", "--responses", "student"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+    assert main([*words, "--figure", "empty.svg"]) == 0
+    out, errors = capsys.readouterr()
+    assert "no figure: what a step needs is not known" in errors
+    assert not Path("empty.svg").exists()
     assert "the student's own answers, 2 problems, 0 steps whose need is known" in out
     assert "what a step needs is not known" in out
     assert "by layer; spread" not in out
@@ -383,6 +385,7 @@ def test_looking_at_the_students_own_answers_without_known_needs(workspace, caps
         (["--samples", "0"], "--samples 0 samples nothing; give --look"),
         (["--samples", "0", "--look", "--responses", "student"], "--samples 0 samples nothing"),
         (["--figure", "f.svg"], "give --look too"),
+        (["--look", "--figure", "f", "--json", "./f"], "--figure and --json name one file"),
     ],
 )
 def test_options_that_need_others(words, message, workspace, capsys):

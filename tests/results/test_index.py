@@ -3,11 +3,13 @@
 import json
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from opasd.cli.demo import HEADER
 from opasd.data.made.mistakes import MISTAKES
+from opasd.probe.advice import advise
 from tests.results.importing import imported
 
 ROOT = Path(__file__).parents[2]
@@ -86,3 +88,21 @@ def test_the_demos_record_has_what_the_demo_writes():
     assert list(record["models"]) == ["base", "base, greedy", "OPSD", "OPASD"]
     assert all(list(model["mistakes"]) == list(MISTAKES.values()) for model in record["models"].values())
     assert HEADER[1] == "accuracy"
+
+
+def test_what_the_probes_said_is_on_the_pages(tables):
+    pages = [(ROOT / "docs/evidence" / name).read_text(encoding="utf-8") for name in ("probe.md", "math.md")]
+    text = " ".join(" ".join(pages).split()).replace(" %", "").replace("*", "")
+    for task in tables.PROBED:
+        for cell in tables.probe_row(task).split(" | ")[1:]:
+            assert cell.removesuffix(" |") in text, "run python results/tables.py index"
+
+
+@pytest.mark.parametrize(("task", "gained"), [("arithmetic", True), ("math", False)])
+def test_the_probes_advice_is_what_the_records_show(tables, task, gained):
+    summary = import_module("records").read_document(f"{task}/probe/probe.json")["summary"]
+    (train,) = (one["says"] for one in advise(summary, None, "none") if one["about"] == "train")
+    assert train.startswith("Worth training") == gained
+    name = next(name for name, sweep in tables.ROWS.items() if sweep.startswith(task))
+    untrained = 100 * fmean(tables.load_evaluation(tables.ROWS[name], "base").shares().values())
+    assert (tables.mean(name, "OPSD") > untrained + 5) == gained

@@ -81,6 +81,8 @@ def run(args: list[str]) -> int:
         return 0
     given = {flag: getattr(options, flag) for flag in ("json", "figure")}
     targets = {flag: Path(os.path.expanduser(path)) for flag, path in given.items() if path is not None}
+    if len(targets) > len({target.resolve() for target in targets.values()}):
+        raise ConfigError(f"--figure and --json name one file, {options.json}; give two")
     for flag, target in targets.items():  # a mistake in a path shows before the work
         _write(flag, target, "")
         target.unlink()
@@ -96,9 +98,12 @@ def run(args: list[str]) -> int:
         sys.stdout.write(probe_page(recipe.name, config, problems, options.samples, summary) + "\n")
     if looks is not None:
         sys.stdout.write(look_page(recipe.name, config.model.name_or_path, looks) + "\n")
-    found["advice"] = advise(summary, looks, config.objective.token.clip)
+    token = config.objective.token
+    found["advice"] = advise(summary, looks, token.clip, token.divergence)
     sys.stdout.write(advice_page(found["advice"]))
-    if "figure" in targets:
+    if "figure" in targets and looks is not None and looks["looking_layers"] is None:
+        sys.stderr.write("no figure: what a step needs is not known for these problems\n")
+    elif "figure" in targets:
         from opasd.report.charts import svg
         from opasd.report.looking import mass_by_layer
 
@@ -119,7 +124,7 @@ def _check_options(options: argparse.Namespace, config: RunConfig) -> None:
     if options.figure is not None and not options.look:
         raise ConfigError("--figure draws what --look measures; give --look too")
     if not options.samples and not (options.look and options.responses == "gold"):
-        raise ConfigError("--samples 0 samples nothing; give --look, which reads the gold solutions, or 1 or more")
+        raise ConfigError("--samples 0 samples nothing; give --look with --responses gold, or 1 or more samples")
 
 
 def _measure(options: argparse.Namespace, config: RunConfig, args: list[str]) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 Each sentence comes with its rule and the numbers behind it. The rules are what is known so far:
 
-    train       the teacher's reading of the student's answers prefers right ones: the interval is above 0.5
+    train       the teacher's reading of the student's answers prefers right ones, and the problem's own reference adds
+                to that before an answer's last tenth: both intervals say so. One of five tasks read so, and gained; of
+                the four where only the first held one gained (docs/evidence/probe.md)
     reference   the projected target has at least twice the student's attention on what a step needs (the gate); with
                 1.4 times and less nothing was gained (docs/evidence/lookup.md)
     layers      those whose attention is on what a step needs; the last layer is usually not among them
-    support     template tokens say nothing about the problem; leave them out if they have a third of the loss
-    clip        per token or none: the pointwise clip is no divergence and can step away from the teacher
+    support     template tokens say nothing about the problem; try without them if they have a third of the loss. That
+                helped on the embedded task and not on arithmetic (docs/evidence/ablations.md, arithmetic.md)
+    clip        per token or none: the pointwise clip is no divergence and can step away from the teacher. None with
+                reverse KL, where the per-token clip cost half of the gain (docs/evidence/ablations.md)
 """
 
 from typing import Any
@@ -19,17 +23,19 @@ Advice = dict[str, Any]
 TEMPLATE = 1 / 3
 
 
-def advise(summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: Clip) -> list[Advice]:
-    """Return the advice that these summaries allow; either may be missing."""
+def advise(
+    summary: dict[str, Any] | None, looks: dict[str, Any] | None, clip: Clip, divergence: str = "forward_kl"
+) -> list[Advice]:
+    """Return the advice that these summaries allow; either may be missing. Clip and divergence are the token loss's."""
     advice = [_advice("train", _NOT_SAMPLED, _TRAIN) if summary is None else _train(summary)]
     if looks is None:
         advice.append(_advice("reference", _NOT_LOOKED, "the gate and the layers that look, which --look measures"))
     else:
         advice += [_reference(looks), *_layers(looks), *_support(looks)]
-    return [*advice, _clip(clip)]
+    return [*advice, _clip(clip, divergence)]
 
 
-_TRAIN = "the preference for right answers over wrong ones: its interval is above 0.5"
+_TRAIN = "right answers are preferred to wrong ones, and before an answer's last tenth the own reference adds to that"
 _NOT_SAMPLED = "Whether training is worth it was not measured: give --samples 4."
 _NOT_LOOKED = "Which reference and which layers to compare, if any, was not measured: give --look."
 
@@ -39,15 +45,20 @@ def _advice(about: str, says: str, rule: str, **numbers: Any) -> Advice:
 
 
 def _train(summary: dict[str, Any]) -> Advice:
-    figure, verdict = summary["preference"], summary["verdict"]
-    rule = _TRAIN
-    numbers = {"preference": figure, "own_adds": summary["own_adds"], "student": summary["student"]["accuracy"]}
+    figure, verdict, rule = summary["preference"], summary["verdict"], _TRAIN
+    numbers = {name: summary[name] for name in ("preference", "own_adds", "own_adds_before_the_end")}
+    numbers["student"] = summary["student"]["accuracy"]
     if verdict == "above":
-        says = f"Worth training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs."
-        adds = summary["own_adds"]
-        if adds and adds["low"] <= 0:
-            says += " Another problem's reference does it as well, so this may be the prompt and not the reference."
-        return _advice("train", says, rule, **numbers)
+        says = f"orth training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs"
+        adds = summary["own_adds_before_the_end"] or summary["own_adds"]
+        added = f" ({_share(adds)})" if adds else ""
+        if adds and adds["low"] > 0:
+            return _advice("train", f"W{says}, and the problem's own reference adds to that{added}.", rule, **numbers)
+        says += f". It is not shown that the problem's own reference adds to that before an answer's end{added}. "
+        says += (
+            "GSM8K and MATH read so and gained nothing; the embedded task read so and gained. Make a short run first."
+        )
+        return _advice("train", f"Perhaps w{says}", rule, **numbers)
     if verdict == "below":
         says = f"Not worth training: the teacher prefers wrong answers ({_share(figure)} for right ones)."
         return _advice("train", f"{says} Try another reference.", rule, **numbers)
@@ -110,15 +121,21 @@ def _support(looks: dict[str, Any]) -> list[Advice]:
     shares = {part: sum(figures[layer]["mean"] for layer in chosen) / len(chosen) for part, figures in loss.items()}
     if shares["template"] < TEMPLATE:
         return []
-    says = f"Leave the template out (objective.attention.support: content): it has {shares['template']:.0%} of the "
-    says += f"attention loss, the problem {shares['problem']:.0%}."
+    says = f"Try it without the template (objective.attention.support: content): it has {shares['template']:.0%} of "
+    says += f"the attention loss, the problem {shares['problem']:.0%}."
     return [_advice("support", says, "the template's share of the attention loss is a third or more", **shares)]
 
 
-def _clip(clip: Clip) -> Advice:
-    rule = "per token or none, never pointwise"
+def _clip(clip: Clip, divergence: str) -> Advice:
+    rule = "per token or none, never pointwise; none with reverse KL"
     if clip == "pointwise":
         says = "Change objective.token.clip to per_token or none: the pointwise clip can step away from the teacher."
+        return _advice("clip", says, rule, clip=clip)
+    if clip == "pointwise_masked":
+        says = "Change objective.token.clip to per_token or none: both gained more on arithmetic."
+        return _advice("clip", says, rule, clip=clip)
+    if clip == "per_token" and divergence == "reverse_kl":
+        says = "Change objective.token.clip to none: with reverse KL the per-token clip cost half of arithmetic's gain."
         return _advice("clip", says, rule, clip=clip)
     return _advice("clip", f"Keep objective.token.clip: {clip}.", rule, clip=clip)
 
