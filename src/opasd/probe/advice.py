@@ -49,16 +49,16 @@ def _train(summary: dict[str, Any]) -> Advice:
     numbers = {name: summary[name] for name in ("preference", "own_adds", "own_adds_before_the_end")}
     numbers["student"] = summary["student"]["accuracy"]
     if verdict == "above":
-        says = f"orth training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs"
+        prefers = f"training: the teacher prefers right answers to wrong ones in {_share(figure)} of the pairs"
         adds = summary["own_adds_before_the_end"] or summary["own_adds"]
         added = f" ({_share(adds)})" if adds else ""
         if adds and adds["low"] > 0:
-            return _advice("train", f"W{says}, and the problem's own reference adds to that{added}.", rule, **numbers)
-        says += f". It is not shown that the problem's own reference adds to that before an answer's end{added}. "
-        says += (
-            "GSM8K and MATH read so and gained nothing; the embedded task read so and gained. Make a short run first."
-        )
-        return _advice("train", f"Perhaps w{says}", rule, **numbers)
+            says = f"Worth {prefers}, and the problem's own reference adds to that{added}."
+        else:
+            says = f"Perhaps worth {prefers}. It is not shown that the problem's own reference adds to that before an "
+            says += f"answer's end{added}. GSM8K and MATH read so and gained nothing; the embedded task read so and "
+            says += "gained. Make a short run first."
+        return _advice("train", says, rule, **numbers)
     if verdict == "below":
         says = f"Not worth training: the teacher prefers wrong answers ({_share(figure)} for right ones)."
         return _advice("train", f"{says} Try another reference.", rule, **numbers)
