@@ -379,6 +379,16 @@ FIXED: list[tuple[str, str, bool]] = [
     (r"\begin{cases}1, x>0\\2, x<0\end{cases}", r"\begin{cases}1&x>0\\2&x<0\end{cases}", True),
     (r"5\text{ boys and }4\text{ girls}", r"4\text{ boys and }5\text{ girls}", False),
     (r"\text{The answer is }|a|=1", "|a|=1", True),
+    # feet and inches
+    (r"48^\circ", "48'", False),
+    (r"30^\circ", "30''", False),
+    (r"5\text{ inches}", "5'", False),
+    (r"5\text{ feet}", "5''", False),
+    ("5'", "5''", False),
+    (r"5\text{ feet}", "5'", True),
+    (r"5\text{ inches}", r"5^{\prime\prime}", True),
+    ("48", "48'", True),
+    ("x'", "x''", False),
 ]
 
 
