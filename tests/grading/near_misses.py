@@ -389,6 +389,23 @@ FIXED: list[tuple[str, str, bool]] = [
     (r"5\text{ inches}", r"5^{\prime\prime}", True),
     ("48", "48'", True),
     ("x'", "x''", False),
+    # words in a list
+    (r"\text{B, E, G}", "E, B, G", True),
+    (r"\text{B, E, G}", r"B, E, \text{ and } G", True),
+    (r"\text{B, E, G}", r"\{B,E,G\}", True),
+    (r"\text{B, E, G}", r"\text{B, E, and G}", True),
+    ("B,E,G", r"\text{B, E, and G}", True),
+    (r"\text{B, E, G}", r"\text{B, E}", False),
+    (r"\text{B, E, G}", r"\text{B, E, F}", False),
+    (r"\text{Softball, Picnic}", r"\text{Picnic}, \text{softball}", True),
+    (r"\text{Softball, Picnic}", r"\text{Picnic}, \text{kickball}", False),
+    (r"\text{I and III}", "I, III", True),
+    (r"\text{I and III}", "I, II", False),
+    (r"\text{red, blue and green}", r"\text{green, red, and blue}", True),
+    (r"\text{listen, red}", r"\text{silent, der}", False),
+    ("x, y", r"\text{X and Y}", False),
+    ("AB, CD", "BA, DC", True),
+    (r"\text{Yes, it converges}", r"\text{No, it converges}", False),
 ]
 
 

@@ -20,6 +20,7 @@ from opasd.grading.layout import Pieces, pieces
 from opasd.grading.listing import (
     both_signs,
     in_order_of,
+    may_be_in_brackets,
     names_give_order,
     pairs_off,
     solutions,
@@ -52,6 +53,7 @@ from opasd.grading.words import (
     starts_with_words,
     without_answer_is,
     without_leads,
+    words_apart,
 )
 
 Decide = Callable[[str, str], bool | None]
@@ -119,7 +121,9 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     if (letter := choice(gold, marked=True)) is not None:
         return letter == choice(answer)
     if (words := in_words(gold, certain=not has_article(answer))) is not None:
-        return words == in_words(answer, certain=False)
+        others = in_words(answer, certain=False)
+        if others is not None or " and " not in words:
+            return words == others
     if differ_in_first_word(gold, answer):
         return False
     gold, answer = map(name_first, without_leads(gold, answer))
@@ -138,6 +142,7 @@ def _items(text: str) -> Items:
     for pattern in (_MEMBER, _NAMED_WHOLE):
         if (named := pattern.fullmatch(text)) and "=" not in named[2]:
             name, text = plain_name(named[1]), named[2]
+    text = words_apart(text)
     brackets, values = "", solutions(text) or split(text)
     if len(values) == 1 and (enclosed := inside(text)) is not None:
         brackets, inner = enclosed
@@ -149,7 +154,8 @@ def _items(text: str) -> Items:
     if brackets == "()" and len(values) > 1 and len(points := both_signs(text)) > 1:
         return Items(text, "", tuple(points), is_interval=False, name=name)
     if brackets in ("", "{}"):
-        values = [signed for value in values for signed in both_signs(value)]
+        signed = [one for value in values for one in both_signs(value)]
+        text, values = text if brackets or signed == values or "\\{" in text else ", ".join(signed), signed
     endless = len(values) == 2 and any(map(_INFINITY.search, values))
     is_interval = brackets not in ("", "{}") and (is_member or endless or brackets in ("(]", "[)"))
     return Items(text, brackets, tuple(values), is_interval, name)
@@ -229,7 +235,7 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     if (
         {gold.brackets, answer.brackets} == {"", "[]"}
         and len(gold.values) == 1
-        and not _may_be_in_brackets(gold.values[0])
+        and not may_be_in_brackets(gold.values[0])
     ):
         return False
     if in_order is None or (len(gold.values) != len(answer.values) and not sets):
@@ -244,12 +250,6 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
         rows = (*matches, *zip(*matches, strict=True))
         return _all(True in row or (None if None in row else False) for row in rows)
     return _paired(matches)
-
-
-def _may_be_in_brackets(value: str) -> bool:
-    """Return whether a value may be alone in square brackets: [x] is the floor of x, but [5] is 5."""
-    whole = number(bare(value))
-    return "\\begin" in value or (whole is not None and whole.denominator == 1)
 
 
 def _is_choice_of_values(items: Items) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from opasd.grading.names import chain, name_of
-from opasd.grading.tidying import split
+from opasd.grading.quantities import number
+from opasd.grading.tidying import bare, split
 
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
 _OPPOSITE = {"\\mp", "∓"}
@@ -65,6 +66,12 @@ def in_order_of(gold: str, answer: str, count: int) -> bool | None:
     if "" in (gold, answer):
         return "{}" not in (gold, answer)
     return True if count > 2 and {gold, answer} == {"()", "[]"} else None
+
+
+def may_be_in_brackets(value: str) -> bool:
+    """Return whether a value may be alone in square brackets: [x] is the floor of x, but [5] is 5."""
+    whole = number(bare(value))
+    return "\\begin" in value or (whole is not None and whole.denominator == 1)
 
 
 def names_give_order(gold: Sequence[str], answer: Sequence[str]) -> bool:
