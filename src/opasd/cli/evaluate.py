@@ -266,6 +266,10 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
     entries = requested_benchmarks(config, lab=lab)
     profile = requested_profile(config, lab=lab)
     _check_servers(engine, config, budgets=bool(profile.budgets), processes=options.num_processes)
+    if config.judge is not None:
+        from opasd.evaluation.judging import find_judge
+
+        find_judge(config.judge)
     benchmarks = [load(entry, config.data_dir, config.problems) for entry in entries]
     for benchmark in benchmarks:
         expected = benchmark.entry.problems
