@@ -379,6 +379,16 @@ FIXED: list[tuple[str, str, bool]] = [
     (r"\begin{cases}1, x>0\\2, x<0\end{cases}", r"\begin{cases}1&x>0\\2&x<0\end{cases}", True),
     (r"5\text{ boys and }4\text{ girls}", r"4\text{ boys and }5\text{ girls}", False),
     (r"\text{The answer is }|a|=1", "|a|=1", True),
+    # partial derivatives
+    (r"\frac{\partial f}{\partial x}", r"\frac{\partial f}{\partial y}", False),
+    (r"\frac{\partial f}{\partial x}", r"\frac{\partial g}{\partial x}", False),
+    (r"2\frac{\partial f}{\partial x}+1", r"1+2\frac{\partial f}{\partial x}", True),
+    (r"\frac{\partial^2 u}{\partial x\partial y}", r"\frac{\partial^2 u}{\partial x^2}", False),
+    (
+        r"\frac{\partial u}{\partial t}=\frac{\partial^2u}{\partial x^2}",
+        r"\frac{\partial^2 u}{\partial x^2}=\frac{\partial u}{\partial t}",
+        True,
+    ),
     # feet and inches
     (r"48^\circ", "48'", False),
     (r"30^\circ", "30''", False),
