@@ -379,7 +379,7 @@ FIXED: list[tuple[str, str, bool]] = [
     (r"\begin{cases}1, x>0\\2, x<0\end{cases}", r"\begin{cases}1&x>0\\2&x<0\end{cases}", True),
     (r"5\text{ boys and }4\text{ girls}", r"4\text{ boys and }5\text{ girls}", False),
     (r"\text{The answer is }|a|=1", "|a|=1", True),
-    # partial derivatives
+    # partial derivatives; and, or between inequalities
     (r"\frac{\partial f}{\partial x}", r"\frac{\partial f}{\partial y}", False),
     (r"\frac{\partial f}{\partial x}", r"\frac{\partial g}{\partial x}", False),
     (r"2\frac{\partial f}{\partial x}+1", r"1+2\frac{\partial f}{\partial x}", True),
@@ -389,6 +389,10 @@ FIXED: list[tuple[str, str, bool]] = [
         r"\frac{\partial^2 u}{\partial x^2}=\frac{\partial u}{\partial t}",
         True,
     ),
+    (r"x<1\text{ or }x>3", r"x<1\text{ and }x>3", False),
+    (r"x>1\land y<2", r"x>1\lor y<2", False),
+    (r"a>1\text{ and }b<2", r"b<2\text{ and }a>1", True),
+    (r"x=1\text{ or }x=3", r"x=1\text{ and }x=3", True),
     # feet and inches
     (r"48^\circ", "48'", False),
     (r"30^\circ", "30''", False),

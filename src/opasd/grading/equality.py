@@ -18,8 +18,10 @@ from opasd.grading.arithmetic import contradicts_itself
 from opasd.grading.bases import in_base
 from opasd.grading.layout import Pieces, pieces
 from opasd.grading.listing import (
+    OR,
     both_signs,
     in_order_of,
+    joined_otherwise,
     may_be_in_brackets,
     names_give_order,
     pairs_off,
@@ -83,7 +85,6 @@ _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\
 # Lists, vectors and intervals.
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|cap|mathbb|setminus)(?![a-zA-Z])")
 _INFINITY = re.compile(r"\\infty|infinity")
-_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\{])or(?![a-zA-Z}])|或", re.ASCII)
 _COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
 # Numbers.
 _PERCENT = re.compile(
@@ -232,15 +233,16 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
         return False
     if in_order and any(map(_is_choice_of_values, (gold, answer))):
         return False
+    if joined_otherwise(gold.text, answer.text) and all(map(_RELATION.search, (*gold.values, *answer.values))):
+        return False
     if (
         {gold.brackets, answer.brackets} == {"", "[]"}
         and len(gold.values) == 1
         and not may_be_in_brackets(gold.values[0])
     ):
         return False
-    if in_order is None or (len(gold.values) != len(answer.values) and not sets):
-        return False
-    if max(len(gold.values), len(answer.values)) > MOST_ITEMS:
+    counts = len(gold.values), len(answer.values)
+    if in_order is None or (len({*counts}) > 1 and not sets) or max(counts) > MOST_ITEMS:
         return False
     golds, answers = ([_items(value) for value in values] for values in without_names(gold.values, answer.values))
     if in_order:
@@ -255,7 +257,7 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
 def _is_choice_of_values(items: Items) -> bool:
     """Return whether a bare list has several values of one thing, x = 1 or x = 2; that is no tuple."""
     names = [name for name in map(name_of, items.values) if name]
-    return items.brackets == "" and (len({*names}) < len(names) or _OR.search(items.text) is not None)
+    return items.brackets == "" and (len({*names}) < len(names) or OR.search(items.text) is not None)
 
 
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:
