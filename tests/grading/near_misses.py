@@ -393,6 +393,12 @@ FIXED: list[tuple[str, str, bool]] = [
     (r"x>1\land y<2", r"x>1\lor y<2", False),
     (r"a>1\text{ and }b<2", r"b<2\text{ and }a>1", True),
     (r"x=1\text{ or }x=3", r"x=1\text{ and }x=3", True),
+    # dates; falling factorials
+    ("2025-01-05", "2019", False),
+    ("05/01/2025", r"\frac{1}{405}", False),
+    ("2025-01-05", "2025-01-05", True),
+    (r"n^{\underline{k}}", "n^{k}", False),
+    (r"\underline{n^2}", "n^2", True),
     # feet and inches
     (r"48^\circ", "48'", False),
     (r"30^\circ", "30''", False),

@@ -134,7 +134,7 @@ _LOOKS = re.compile(
 _SPACE = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:quad|qquad|,)(?![a-zA-Z])|~|\s+")
 _REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _FONT = re.compile(
-    r"\\(?:textbf|textsf|texttt|mathtt|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
+    r"\\(?:textbf|textsf|texttt|mathtt|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|(?<!\^\{\\)underline)\s*\{"
 )
 _TEXT_COMMAND = re.compile(r"\\text\s*\{")
 _TWO_TEXTS = re.compile(r"(\\text\s*\{[^{}]*?)\s*\}\s*\\text\s*\{")
