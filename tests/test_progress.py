@@ -84,6 +84,14 @@ def test_samples_speed_and_time_left(stream, seconds):
     assert text.endswith(f"{last[:59]}\n" if stream.isatty() else f"{last}\n")
 
 
+def test_a_process_that_draws_more_than_its_share_is_not_beyond_the_end(seconds, stream):
+    progress = SampleProgress()
+    progress.begin(4, 0)
+    progress.advance("lab", 8, 80, 1.0)
+    progress.end()
+    assert stream.getvalue().endswith(f"{'█' * 20} 8/8  80 tokens/s  left 0:00  lab\n")
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (65, "1:05"), (3599, "59:59"), (3600, "1:00:00")])
 def test_clock(seconds, text):
     assert clock(seconds) == text

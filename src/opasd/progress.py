@@ -98,6 +98,7 @@ class SampleProgress(StatusLine):
     def advance(self, label: str, samples: int, tokens: int, seconds: float) -> None:
         """Count a group that took `seconds`; `label` says what was sampled."""
         self._done += samples
+        self._total = max(self._total, self._done)  # whole groups may be more than a process's share
         self._new_samples += samples
         self._new_tokens += tokens
         self._seconds += seconds

@@ -122,8 +122,10 @@ def test_base_and_runs_at_several_budgets(here: Path, capfd: pytest.CaptureFixtu
     assert again["results"] == record["results"]
     assert evaluate(*args, "--seed", "1", "--output", str(folder)) == 2
     refused = capfd.readouterr().err
-    assert refused.startswith(f"error: {folder} holds samples of other settings: profile is")
-    assert refused.endswith("Give the same ones or another --output\n")
+    assert refused == (
+        f"error: {folder} holds samples of other settings: profile.seed is 0 there and 1 now. Give the same ones or "
+        "another --output\n"
+    )
 
 
 def test_the_benchmarks_are_listed(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

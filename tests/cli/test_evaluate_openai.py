@@ -39,6 +39,9 @@ def test_a_server_is_evaluated_and_resumed(tmp_path, monkeypatch, capsys):
         ):
             assert cli.main([*command, *wrong]) == 2
             assert words in capsys.readouterr().err
+        (tmp_path / "sums.jsonl").write_text("no rows")  # what is wrong with the flags is said before anything is read
+        assert cli.main([*command, "--url", server.url, "--url", "http://127.0.0.1:9"]) == 2
+        assert "takes one --url" in capsys.readouterr().err
 
 
 def test_reasoning_that_a_server_returns_holds_no_answer(tmp_path, monkeypatch):

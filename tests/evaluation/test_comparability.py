@@ -41,6 +41,8 @@ def test_targets_and_benchmarks_may_be_added_and_nothing_else_may_change():
     assert continues(more, before)
     assert not continues(before, more)
     assert conflicts(before, settings(group=4)) == ["group is 128 there and 4 now"]
+    other = settings(profile=PROFILES["lab"].model_copy(update={"seed": 1, "samples": 4}).model_dump(mode="json"))
+    assert conflicts(before, other) == ["profile.samples is 1 there and 4 now", "profile.seed is 0 there and 1 now"]
     assert not continues(settings(group=4), before)
     assert conflicts(before, before | {"benchmarks": {"b": {"fingerprint": "c"}}}) == ["benchmarks: b is another one"]
     assert digest(before) != digest(more) != digest(settings(group=4))

@@ -154,6 +154,25 @@ def test_an_address_without_a_server_is_a_mistake():
 
 
 @pytest.mark.parametrize(
+    ("judge", "words"),
+    [
+        ("http://127.0.0.1:9", "gives no list of models"),
+        ("nowhere", "--judge: no model, adapter or run 'nowhere'"),
+        ("", "--judge"),
+        ("adapter", "is an adapter; give a whole model"),
+    ],
+)
+def test_a_judge_that_is_not_there_is_found_before_anything_is_drawn(tmp_path, monkeypatch, judge, words, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b", "peft_type": "LORA"}')
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"")
+    assert main(["evaluate", "lab", "--problems", "1", "--judge", judge, "--output", "e"]) == 2
+    assert words in capfd.readouterr().err
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize(
     "address",
     ["http://u:abc@localhost:1", "http://localhost:1/?key=abc", "http://localhost:99999999", "http://me:1[abc]@host"],
 )

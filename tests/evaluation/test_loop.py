@@ -228,7 +228,7 @@ def test_targets_can_be_added_and_other_settings_are_refused(tmp_path, adapters,
     assert [result["target"] for result in results["results"]] == ["lab", "one"]
     assert results["results"][0] == json.loads((whole / folders.RESULTS).read_text())["results"][0]
     for other, words in [
-        (short_evaluation(seed=1), "profile is"),
+        (short_evaluation(seed=1), "profile.seed is 0 there and 1 now"),
         (short_evaluation(group=5), "group is 4 there and 5 now"),
         (short_evaluation(problems=5), "benchmarks: lab is another one"),
         (short_evaluation(Target("one", LAB, adapters[1])), "targets: one is another one"),

@@ -265,6 +265,11 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
     lab = all(target.model.name_or_path == LAB for target in targets)
     entries = requested_benchmarks(config, lab=lab)
     profile = requested_profile(config, lab=lab)
+    _check_servers(engine, config, budgets=bool(profile.budgets), processes=options.num_processes)
+    if config.judge is not None:
+        from opasd.evaluation.judging import find_judge
+
+        find_judge(config.judge)
     benchmarks = [load(entry, config.data_dir, config.problems) for entry in entries]
     for benchmark in benchmarks:
         expected = benchmark.entry.problems
@@ -278,11 +283,6 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
                 f"{benchmark.name}: {len(unmatched)} of {len(benchmark.problems)} known answers do not match "
                 f"themselves, so nothing can be right there: {first}\n"
             )
-    if ENGINES[engine].servers and options.num_processes > 1:
-        raise ConfigError("--num-processes: the servers of --server share the requests themselves; leave it out")
-    if ENGINES[engine].servers != bool(config.server):
-        names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
-        raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")
     from opasd.evaluation.loop import Evaluation
     from opasd.grading.outside import MATH, find_grader
     from opasd.grading.reading import Reading, parse_marks
@@ -292,12 +292,21 @@ def _evaluation(options: argparse.Namespace, config: "EvaluateConfig") -> "Evalu
     group = config.max_batch or GROUP
     server = ""
     if ENGINES[engine].texts:
-        if len(config.server) != 1 or profile.budgets:
-            raise ConfigError(f"--engine {engine} takes one --url, and no --budgets: texts cannot be cut at tokens")
         server, group = config.server[0], config.max_batch or TEXTS_AT_ONCE
     return Evaluation(
         targets, benchmarks, profile, engine, group, template_options, grader, reading, server, options.reuse
     )
+
+
+def _check_servers(engine: str, config: "EvaluateConfig", *, budgets: bool, processes: int) -> None:
+    """Refuse flags that do not go with the engine."""
+    if ENGINES[engine].servers and processes > 1:
+        raise ConfigError("--num-processes: the servers of --server share the requests themselves; leave it out")
+    if ENGINES[engine].servers != bool(config.server):
+        names = " or ".join(name for name, entry in ENGINES.items() if entry.servers)
+        raise ConfigError(f"--engine {names} and --server http://HOST:PORT go together; give both or neither")
+    if ENGINES[engine].texts and (len(config.server) != 1 or budgets):
+        raise ConfigError(f"--engine {engine} takes one --url, and no --budgets: texts cannot be cut at tokens")
 
 
 def _served_targets(options: argparse.Namespace) -> "list[Target]":

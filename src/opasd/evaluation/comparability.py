@@ -9,7 +9,7 @@ An evaluation's *settings* are the contents of its settings.json. Three question
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -54,11 +54,8 @@ def digest(settings: Settings) -> str:
 def conflicts(settings: Settings, requested: Settings) -> list[str]:
     """Say what is requested differently than the settings have it; targets and benchmarks may be new."""
     before, now = identity(settings), identity(requested)
-    differing = [
-        f"{name} is {before.get(name)} there and {now.get(name)} now"
-        for name in dict.fromkeys([*now, *before])
-        if name not in GROWING and before.get(name) != now.get(name)
-    ]
+    alone, other = ({name: value for name, value in side.items() if name not in GROWING} for side in (before, now))
+    differing = [f"{name} is {old} there and {new} now" for name, old, new in _differences(alone, other)]
     for part in GROWING:
         differing += [
             f"{part}: {name} is another one"
@@ -66,6 +63,16 @@ def conflicts(settings: Settings, requested: Settings) -> list[str]:
             if before[part].get(name, now[part][name]) != now[part][name]
         ]
     return differing
+
+
+def _differences(before: Settings, now: Settings, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, the old and the new value of every setting that differs, profile.seed for one in a section."""
+    for name in dict.fromkeys([*now, *before]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{place}{name}.")
+        elif old != new:
+            yield f"{place}{name}", old, new
 
 
 def combined(settings: Settings, requested: Settings) -> dict[str, Any]:

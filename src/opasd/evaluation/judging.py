@@ -23,6 +23,7 @@ from opasd.evaluation.folder import known_problems
 from opasd.evaluation.loop import Base
 from opasd.evaluation.samples import Sample
 from opasd.evaluation.statistics import estimate
+from opasd.evaluation.targets import resolve
 from opasd.files import JsonLines
 from opasd.grading.reading import Reading, boxed_answer, unboxed
 from opasd.grading.words import is_prose
@@ -106,11 +107,23 @@ class ServerJudge(Judge):
             yield from (answer.text for answer in self._client.answer(some, _GREEDY, [0] * len(some)))
 
 
-def open_judge(name: str, rollout: RolloutConfig) -> Judge:
-    """Return the judge that a flag names: an address, or a model for the engine of `rollout`."""
+def find_judge(name: str) -> ServerJudge | ModelConfig:
+    """Return the server or the model that a flag names, and load nothing; refuse what is neither."""
     if "://" in name:
         return ServerJudge(name)
-    return ModelJudge(ModelConfig(name_or_path=name), rollout)
+    try:
+        (target,) = resolve([name])
+    except ConfigError as error:
+        raise ConfigError(f"--judge: {error}") from error
+    if target.adapter:
+        raise ConfigError(f"--judge: {name} is an adapter; give a whole model, as opasd merge writes it")
+    return target.model
+
+
+def open_judge(name: str, rollout: RolloutConfig) -> Judge:
+    """Return the judge that a flag names: an address, or a model for the engine of `rollout`."""
+    judge = find_judge(name)
+    return ModelJudge(judge, rollout) if isinstance(judge, ModelConfig) else judge
 
 
 class Case(NamedTuple):

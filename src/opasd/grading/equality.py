@@ -18,8 +18,11 @@ from opasd.grading.arithmetic import contradicts_itself
 from opasd.grading.bases import in_base
 from opasd.grading.layout import Pieces, pieces
 from opasd.grading.listing import (
+    OR,
     both_signs,
     in_order_of,
+    joined_otherwise,
+    may_be_in_brackets,
     names_give_order,
     pairs_off,
     solutions,
@@ -52,6 +55,7 @@ from opasd.grading.words import (
     starts_with_words,
     without_answer_is,
     without_leads,
+    words_apart,
 )
 
 Decide = Callable[[str, str], bool | None]
@@ -81,7 +85,6 @@ _SUCH_THAT = re.compile(r"[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\
 # Lists, vectors and intervals.
 _RELATION = re.compile(r"[<>≤≥∪∈]|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|in|cup|cap|mathbb|setminus)(?![a-zA-Z])")
 _INFINITY = re.compile(r"\\infty|infinity")
-_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\{])or(?![a-zA-Z}])|或", re.ASCII)
 _COLUMN = re.compile(r"\\begin\s*\{([pb]matrix)\}((?:(?!\\begin|&).)*)\\end\s*\{\1\}", re.DOTALL)
 # Numbers.
 _PERCENT = re.compile(
@@ -119,7 +122,9 @@ def equal(gold: str, answer: str, decide: Decide, *, tolerance: float = 0.0) -> 
     if (letter := choice(gold, marked=True)) is not None:
         return letter == choice(answer)
     if (words := in_words(gold, certain=not has_article(answer))) is not None:
-        return words == in_words(answer, certain=False)
+        others = in_words(answer, certain=False)
+        if others is not None or " and " not in words:
+            return words == others
     if differ_in_first_word(gold, answer):
         return False
     gold, answer = map(name_first, without_leads(gold, answer))
@@ -138,6 +143,7 @@ def _items(text: str) -> Items:
     for pattern in (_MEMBER, _NAMED_WHOLE):
         if (named := pattern.fullmatch(text)) and "=" not in named[2]:
             name, text = plain_name(named[1]), named[2]
+    text = words_apart(text)
     brackets, values = "", solutions(text) or split(text)
     if len(values) == 1 and (enclosed := inside(text)) is not None:
         brackets, inner = enclosed
@@ -149,7 +155,8 @@ def _items(text: str) -> Items:
     if brackets == "()" and len(values) > 1 and len(points := both_signs(text)) > 1:
         return Items(text, "", tuple(points), is_interval=False, name=name)
     if brackets in ("", "{}"):
-        values = [signed for value in values for signed in both_signs(value)]
+        signed = [one for value in values for one in both_signs(value)]
+        text, values = text if brackets or signed == values or "\\{" in text else ", ".join(signed), signed
     endless = len(values) == 2 and any(map(_INFINITY.search, values))
     is_interval = brackets not in ("", "{}") and (is_member or endless or brackets in ("(]", "[)"))
     return Items(text, brackets, tuple(values), is_interval, name)
@@ -226,15 +233,16 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
         return False
     if in_order and any(map(_is_choice_of_values, (gold, answer))):
         return False
+    if joined_otherwise(gold.text, answer.text) and all(map(_RELATION.search, (*gold.values, *answer.values))):
+        return False
     if (
         {gold.brackets, answer.brackets} == {"", "[]"}
         and len(gold.values) == 1
-        and not _may_be_in_brackets(gold.values[0])
+        and not may_be_in_brackets(gold.values[0])
     ):
         return False
-    if in_order is None or (len(gold.values) != len(answer.values) and not sets):
-        return False
-    if max(len(gold.values), len(answer.values)) > MOST_ITEMS:
+    counts = len(gold.values), len(answer.values)
+    if in_order is None or (len({*counts}) > 1 and not sets) or max(counts) > MOST_ITEMS:
         return False
     golds, answers = ([_items(value) for value in values] for values in without_names(gold.values, answer.values))
     if in_order:
@@ -246,16 +254,10 @@ def _same_items(gold: Items, answer: Items, rules: Rules) -> bool | None:
     return _paired(matches)
 
 
-def _may_be_in_brackets(value: str) -> bool:
-    """Return whether a value may be alone in square brackets: [x] is the floor of x, but [5] is 5."""
-    whole = number(bare(value))
-    return "\\begin" in value or (whole is not None and whole.denominator == 1)
-
-
 def _is_choice_of_values(items: Items) -> bool:
     """Return whether a bare list has several values of one thing, x = 1 or x = 2; that is no tuple."""
     names = [name for name in map(name_of, items.values) if name]
-    return items.brackets == "" and (len({*names}) < len(names) or _OR.search(items.text) is not None)
+    return items.brackets == "" and (len({*names}) < len(names) or OR.search(items.text) is not None)
 
 
 def _same_value(gold: str, answer: str, rules: Rules) -> bool | None:

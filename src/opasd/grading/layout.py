@@ -3,6 +3,7 @@ r"""Rows and what only places an answer on the page: aligned equations, systems,
 in_one_line(r"\begin{cases}x=1\\y=2\end{cases}")       "x=1, y=2"
 in_one_line(r"\begin{aligned}x&=1+1\\&=2\end{aligned}")    "x=1+1=2"
 pieces(r"\begin{cases}x&x>0\\0&x\le 0\end{cases}")     ("", [("x", "x>0"), ("0", r"x\le 0")])
+upright(r"(1,2)^T")                                    r"\begin{pmatrix}1\\2\end{pmatrix}"
 """
 
 import re
@@ -27,8 +28,13 @@ _ROW = re.compile(r"\\\\(?:\[[^\[\]]*\])?")
 _ALIGNMENT = re.compile(r"&\s*(?=[=<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|approx|equiv)(?![a-zA-Z]))|^\s*&|&\s*$")
 _CASES = re.compile(r"\s*(?:([^=]*\S)\s*=\s*)?\\begin\{cases\}(.*)\\end\{cases\}[\s.]*", re.DOTALL)
 _IF = re.compile(r"^\s*(?:\\text\s*\{\s*,?\s*(?:if|for|when|where)?\s*\}|(?:if|for|when)(?![a-zA-Z]))\s*")
-_SAYS = r"[=<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|in)(?![a-zA-Z])"
-_COMMA_PIECE = re.compile(rf"((?:(?!{_SAYS}|[,;]).)+)[,;](?=.*(?:{_SAYS}|\\text|otherwise|odd|even|else))", re.DOTALL)
+SAYS = r"[=<>≤≥]|\\(?:leq?|geq?|lt|gt|neq?|in)(?![a-zA-Z])"
+_COMMA_PIECE = re.compile(rf"((?:(?!{SAYS}|[,;]).)+)[,;](?=.*(?:{SAYS}|\\text|otherwise|odd|even|else))", re.DOTALL)
+_TRANSPOSED = re.compile(
+    r"(?:\\begin\s*\{([pb]matrix)\}((?:(?!\\begin).)*?)\\end\s*\{\1\}|[(\[]([^()\[\]]*,[^()\[\]]*)[)\]])"
+    r"\s*\^\s*\{?\s*(?:T(?![a-zA-Z])|\\(?:top|intercal)(?![a-zA-Z])|\\(?:text|mathsf|mathrm)\s*(?:\{\s*T\s*\}|T))\s*\}?",
+    re.DOTALL,
+)
 _STOP = re.compile(r"[\s,;.]+$")
 
 
@@ -73,3 +79,17 @@ def pieces(text: str) -> Pieces | None:
     if any(len(row) != 2 for row in rows):
         return None
     return cases[1] or "", [(_STOP.sub("", value).strip(), _IF.sub("", condition).strip()) for value, condition in rows]
+
+
+def upright(text: str) -> str:
+    """Return the text with every transposed matrix or tuple as the matrix that it is."""
+    return _TRANSPOSED.sub(_upright, text) if "^" in text else text
+
+
+def _upright(transposed: re.Match[str]) -> str:
+    kind, body, items = transposed.groups()
+    rows = [row.split("&") for row in _ROW.split(body)] if kind else [items.split(",")]
+    if len({*map(len, rows)}) > 1:
+        return transposed[0]
+    columns = (" & ".join(cell.strip() for cell in column) for column in zip(*rows, strict=True))
+    return f"\\begin{{{kind or 'pmatrix'}}}" + " \\\\ ".join(columns) + f"\\end{{{kind or 'pmatrix'}}}"

@@ -9,12 +9,17 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from opasd.grading.names import chain, name_of
-from opasd.grading.tidying import split
+from opasd.grading.quantities import number
+from opasd.grading.tidying import bare, split
 
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])|∓")
 _OPPOSITE = {"\\mp", "∓"}
 _MOST_SIGNS = 3
 _NEXT = re.compile(r";|\\text\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\{])or(?![a-zA-Z}])")
+OR, _ALSO = (
+    re.compile(rf"\\text\s*\{{\s*,?\s*{word}\s*\}}|(?<![a-zA-Z\\{{]){word}(?![a-zA-Z}}])|{sign}", re.ASCII)
+    for word, sign in (("or", "或"), ("and", "和"))
+)
 _NAME_INDEX = re.compile(r"[_\d'].*")
 
 
@@ -65,6 +70,18 @@ def in_order_of(gold: str, answer: str, count: int) -> bool | None:
     if "" in (gold, answer):
         return "{}" not in (gold, answer)
     return True if count > 2 and {gold, answer} == {"()", "[]"} else None
+
+
+def may_be_in_brackets(value: str) -> bool:
+    """Return whether a value may be alone in square brackets: [x] is the floor of x, but [5] is 5."""
+    whole = number(bare(value))
+    return "\\begin" in value or (whole is not None and whole.denominator == 1)
+
+
+def joined_otherwise(gold: str, answer: str) -> bool:
+    """Return whether one side says `and` where the other says `or`."""
+    joints = {(OR.search(text) is not None, _ALSO.search(text) is not None) for text in (gold, answer)}
+    return joints == {(True, False), (False, True)}
 
 
 def names_give_order(gold: Sequence[str], answer: Sequence[str]) -> bool:

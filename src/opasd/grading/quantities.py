@@ -178,6 +178,8 @@ _CJK_UNIT = re.compile(rf"(.*?[\d}})])\s*([{_CJK}]+)", re.DOTALL)
 _DEGREE = re.compile(
     r"(.*?\S)\s*(?:\^\{?\\circ\}?|\^\{?°\}?|°|\\degree|\\deg)(?:\s*\\text\s*\{\s*([CF])\s*\}|\s*([CF]))?", re.DOTALL
 )
+_PRIMES = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*(?:('{1,2})|\^\s*\{?\s*((?:\\prime\s*){1,2})\}?)", re.ASCII)
+_FEET_OR_INCHES = {"'": UNITS["foot"], "''": UNITS["inch"]}
 _SCALES = {"C": "celsius", "F": "fahrenheit"}
 _ANGLE_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PER = re.compile(r"/|\bper\b", re.IGNORECASE)
@@ -222,6 +224,8 @@ def quantity(text: str) -> Quantity:
         if _ANGLE_FUNCTION.search(text):
             return Quantity(text, None)
         return Quantity(match[1], UNITS[_SCALES.get(match[2] or match[3], "degree")])
+    if match := _PRIMES.fullmatch(text):
+        return Quantity(match[1], _FEET_OR_INCHES[match[2] or "'" * match[3].count("prime")])
     if product := _in_units(text):
         return product
     if (match := _CJK_UNIT.fullmatch(text)) and not set(match[2]) & set(_CJK_NUMERALS):

@@ -22,7 +22,8 @@ _PRIME = r"(?:'+|\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-zA-Z])))"
 _INDEXED = rf"(?:{_ACCENTED}\s*(?:{_INDEX})?{_PRIME}?|{_LETTER}\s*(?:{_INDEX}\s*{_PRIME}?|{_PRIME}))"
 _ANY = rf"(?:{_INDEXED}|{_LETTER})"
 _ORDER = r"(?:\^\s*(?:\{\s*\d\s*\}|\d))?"
-_DERIVATIVE = rf"\\frac\s*\{{\s*d\s*{_ORDER}\s*{_ANY}\s*\}}\s*\{{\s*d\s*{_ANY}\s*{_ORDER}\s*\}}"
+_D = r"(?:d|\\partial(?![a-zA-Z]))"
+_DERIVATIVE = rf"\\frac\s*\{{\s*{_D}\s*{_ORDER}\s*{_ANY}\s*\}}\s*\{{(?:\s*{_D}\s*{_ANY}\s*{_ORDER})+\s*\}}"
 # The parser takes these for functions.
 _CONSTANT = r"\\(?:hbar|gamma|beta|eta)(?![a-zA-Z])|\\(?:zeta|Gamma)(?![a-zA-Z])(?!\s*(?:\\left\s*)?\()"
 # It takes a capital Greek letter for the small one, and an inverse function for one divided by the function.

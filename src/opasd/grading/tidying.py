@@ -9,7 +9,7 @@ inside("(1, 2]")                     ("(]", "1, 2")
 import re
 from collections.abc import Iterator
 
-from opasd.grading.layout import in_one_line
+from opasd.grading.layout import SAYS, in_one_line, upright
 
 # Characters that have a LaTeX form. Not μ and Ω, which may be units.
 _GREEK = """
@@ -33,6 +33,7 @@ _CHARACTERS = str.maketrans(
     | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
     | {chr(0x3B1 + place): f"\\{name} " for place, name in enumerate(_GREEK.split()) if name not in ("mu", "omicron")}
     | {sign: f"\\{name} " for sign, name in zip("ΓΔΘΛΞΠΣΦΨ", _CAPITALS.split(), strict=True)}
+    | {"∨": "\\lor ", "∧": "\\land "}
     | {"≈": "\\approx ", "∪": "\\cup ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "∓": "\\mp "}
 )
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
@@ -85,12 +86,23 @@ _BASE = re.compile(
     re.ASCII,
 )
 _ALL_REALS = re.compile(r"^(?:\\text\s*\{\s*)?(?:the set of )?all (?:reals|real numbers)\.?\s*\}?$", re.IGNORECASE)
+# What a function is defined for is given with the problem: f(x) = x for all positive integers x.
 _FOR_ALL = re.compile(
     r"^([a-zA-Z]\s*\(\s*([a-z])\s*\)\s*=.*?\S)\s*,?"
-    r"\s*\\text\s*\{\s*,?\s*for (?:all|every|any|each)(?: real)?(?: numbers?)?\s*\}"
-    r"\s*\2\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?$",
+    r"\s*(?:\\forall(?![a-zA-Z])|\\text\s*\{\s*,?\s*for (?:all|every|any|each)"
+    r"(?: (?:real|rational|complex|positive|natural|non-?negative|integer|number)s?)*\s*\})"
+    r"\s*\2\s*(?:\\in\s*\\mathbb\s*\{?\s*[NZQRC]\s*\}?(?:\s*[\^_]\s*(?:\{[^{}]*\}|[+*\d]))*)?$",
     re.DOTALL,
 )
+_MAPS = re.compile(r"^(?:([a-zA-Z])\s*:\s*)?([a-zA-Z])\s*\\mapsto(?![a-zA-Z])")
+_SO = re.compile(r"^(?:\\(?:therefore|implies|(?:Long)?[rR]ightarrow)(?![a-zA-Z])\s*)+")
+# Signs for words: or, and; c(cos x + i sin x).
+_OR_AND = re.compile(r"\\(?:(lor|vee)|land|wedge)(?![a-zA-Z])")
+_CIS = re.compile(
+    r"(?:\\(?:text|operatorname)\s*\{\s*cis\s*\}|\\?(?<![a-zA-Z])cis(?![a-zA-Z]))\s*(\([^()]*\)|[\w\s^.{}/\\]+)"
+)
+# ]1, 2[, an open interval; whole pairs first.
+_OUTWARD = re.compile(r"([\[\](])(\s*[^\[\](),;\s][^\[\]()]*[,;][^\[\]()]+)([\[\])])")
 # Of what family: k\pi (k\in\mathbb{Z}), k\pi \text{ where } k \text{ is an integer}.
 _WHERE = r"(?:,|;)?\s*(?:\\text\s*\{\s*,?\s*(?:for|where|with)(?: (?:all|any|every|each|some))?\s*\}|[,;(])"
 _FAMILY = re.compile(
@@ -122,7 +134,7 @@ _LOOKS = re.compile(
 _SPACE = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:quad|qquad|,)(?![a-zA-Z])|~|\s+")
 _REMOVABLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _FONT = re.compile(
-    r"\\(?:textbf|textsf|texttt|mathtt|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|underline)\s*\{"
+    r"\\(?:textbf|textsf|texttt|mathtt|textit|textnormal|textrm|mathbf|mathit|mathsf|boldsymbol|bm|emph|mbox|mathrm|(?<!\^\{\\)underline)\s*\{"
 )
 _TEXT_COMMAND = re.compile(r"\\text\s*\{")
 _TWO_TEXTS = re.compile(r"(\\text\s*\{[^{}]*?)\s*\}\s*\\text\s*\{")
@@ -156,6 +168,8 @@ def tidy(text: str) -> str:
     text = _CHOOSE.sub(lambda pair: rf"{{\binom{{{pair[1] or pair[3]}}}{{{pair[2] or pair[4]}}}}}", text)
     text = _DIGIT_GAP.sub(lambda gap: "" if gap[0].startswith("\\") else ",", text)
     text = _FONT.sub(r"\\text{", _SPACE.sub(" ", _LOOKS.sub("", text)))
+    text = _OUTWARD.sub(_inward, upright(_SO.sub("", text.strip()).replace(":=", "=")))
+    text = _CIS.sub(r"(\\cos{\1}+i\\sin{\1})", _MAPS.sub(lambda name: f"{name[1] or 'f'}({name[2]})=", text))
     text = _without_words(_TWO_TEXTS.sub(r"\1 ", _without_fonts(text.strip())))
     text = _ROOT_OVER_TOKEN.sub(r"\1{\2}", _FRACTION.sub(_braced_fraction, text))
     text = _FACTORIAL_IS.sub("! =", text)
@@ -209,11 +223,18 @@ def _without_fonts(text: str) -> str:
 
 def _without_words(text: str) -> str:
     """Return the text with words that are signs as signs, and without those that say nothing."""
+    if _OR_AND.search(text) and all(re.search(SAYS, part) for part in _OR_AND.split(text)[::2]):
+        text = _OR_AND.sub(lambda sign: "\\text{ or }" if sign[1] else "\\text{ and }", text)
     text = _TIMES.sub(r" \\times ", _ORDINAL.sub("", text))
     text = _RATIO.sub(r"\1:\2", _OUT_OF.sub(r"\\frac{\1}{\2}", text.strip()))
     text = _FOR_ALL.sub(r"\1", _ALL_REALS.sub(r"\\mathbb{R}", _BASE.sub(r"\1_{\2}", text)))
     text = _FAMILY.sub(r"\1, \2\\in\\mathbb{\3\4}", _INTEGERS.sub(r"\1, \2\3\\in\\mathbb{Z}", text))
     return (roughly[1] or roughly[2]).strip() if (roughly := _ROUGHLY.match(text)) else text
+
+
+def _inward(pair: re.Match[str]) -> str:
+    """Return the interval ]1, 2[ as (1, 2)."""
+    return f"{'(' if pair[1] == ']' else pair[1]}{pair[2]}{')' if pair[3] == '[' else pair[3]}"
 
 
 def _braced_fraction(fraction: re.Match[str]) -> str:

@@ -1,14 +1,16 @@
-r"""Times of day: 3:45, 3:45 p.m. and 15:45.
+r"""Times of day: 3:45, 3:45 p.m. and 15:45. Dates.
 
 same_time(("3:45", "pm"), ("15:45", ""))    True
 same_time(("10:30", ""), ("1:3", ""))       False: a time is no ratio
 same_time(("7:15", ""), ("7/15", ""))       None: it may be a ratio
+same_time(("2025-01-05", ""), ("2019", "")) False: a date is no sum
 """
 
 import re
 from math import gcd
 
 _CLOCK = re.compile(r"(\d|[01]\d|2[0-4])(?::([0-5]\d))?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{4}", re.ASCII)
 
 
 def same_time(gold: tuple[str, str], answer: tuple[str, str]) -> bool | None:
@@ -16,6 +18,8 @@ def same_time(gold: tuple[str, str], answer: tuple[str, str]) -> bool | None:
 
     Without a half of the day 7:15 may be a ratio, but 10:30, which could be reduced, is none.
     """
+    if _DATE.fullmatch(gold[0]) or _DATE.fullmatch(answer[0]):
+        return gold == answer
     clock, other = _clock(*gold), _clock(*answer)
     if clock is None or not (gold[1] or answer[1] or gcd(*clock) > 1):
         return None

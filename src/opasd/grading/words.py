@@ -29,7 +29,8 @@ _LETTER = re.compile(r"(?<![\w\\])[A-J](?!\w)", re.ASCII)
 _LETTER_LOWER = re.compile(r"(?<![\w\\])[b-j](?!\w)", re.ASCII)
 _RUNNING_TEXT = re.compile(r"\s[a-z]{2}", re.ASCII)
 # Answers in words.
-_WORDS = re.compile(r"[^\W\d_]+(?:[' -]+[^\W\d_]+)*")
+_WORDS = re.compile(r"[^\W\d_]+(?:(?:[' -]+|\s*,\s*)[^\W\d_]+)*")
+_NEXT_WORDS = re.compile(r"\s*,\s*(?:and\s+)?|\s+and\s+", re.IGNORECASE)
 _ARTICLE = re.compile(r"(?:an?|the) (?!(?:and|or)\b)(?=\w{2})")
 _THE = re.compile(r"(?:\\text\s*\{\s*)?the (?=\w{2})", re.IGNORECASE)
 # Not ab or abc, which are products.
@@ -109,17 +110,35 @@ def choice(text: str, *, marked: bool = False) -> str | None:
 
 def in_words(text: str, *, certain: bool) -> str | None:
     """Return an answer in words, for comparison; `certain`: only if it cannot be a product of variables."""
-    marked = TEXT.fullmatch(text)
-    content = " ".join((marked[1] if marked else text).split()).removesuffix(".")
+    marked = _is_marked(text)
+    content = " ".join((TEXT.sub(r"\1", text) if marked else text).split()).removesuffix(".")
     if not _WORDS.fullmatch(content):
         return None
-    content = _ARTICLE.sub("", content.casefold())
-    content = content.removesuffix("s") if content.startswith("no ") else content  # no solution, no solutions
-    content = " and ".join(sorted(content.split(" and ")))
+    items = _NEXT_WORDS.split(content)
+    # A letter alone in a list may be a variable.
+    content = " and ".join(sorted(item if len(item) == 1 < len(items) else _plain_words(item) for item in items))
     words = content.split()
-    long = min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
+    long = "," not in text and min(map(len, words)) > 1 and len(content) > 3 and FUNCTIONS.isdisjoint(words)
     sure = marked or has_article(text) or long or content in _SHORT_WORDS or _CJK.search(content)
     return content if sure or not certain else None
+
+
+def _plain_words(text: str) -> str:
+    text = _ARTICLE.sub("", text.casefold())
+    return text.removesuffix("s") if text.startswith("no ") else text  # no solution, no solutions
+
+
+def _is_marked(text: str) -> bool:
+    """Return whether an answer is words in text commands alone."""
+    return TEXT.search(text) is not None and not TEXT.sub("", text).strip(" ,")
+
+
+def words_apart(text: str) -> str:
+    r"""Return \text{A, B and C} as \text{A}, \text{B}, \text{C}; any other text as it is."""
+    marked = TEXT.fullmatch(text)
+    if marked is None or not _WORDS.fullmatch(marked[1].strip()):
+        return text
+    return ", ".join(f"\\text{{{item}}}" for item in _NEXT_WORDS.split(marked[1].strip()))
 
 
 def is_prose(text: str) -> bool:
