@@ -5,6 +5,7 @@ DeepSpeed, where it is installed.
 """
 
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from opasd.config import RunConfig
 from opasd.errors import ConfigError
+from opasd.losses.terms import LossTerm, rejection
 from opasd.rollout.adapters import AdapterExport
 from opasd.trainer import session
 from opasd.trainer.setup import check_sharding
@@ -41,6 +43,14 @@ FAMILY = {
         "query_threshold": 0.7,
     }
 }
+
+
+def even(batch):
+    """The likelihood of half of the problems' rollouts."""
+    chosen = [replace(rollout, correct=int(rollout.pair.problem.answer) % 2 == 0) for rollout in batch.rollouts]
+    return rejection(replace(batch, rollouts=chosen))[0]
+
+
 CASES = {
     "adapters, a process without a problem": {"train_dataset": PROBLEMS[:5], **ADAM},
     "adapters, moving average, tokens alone": {"method": {"objective": TOKENS, "teacher": AVERAGE}},
@@ -56,10 +66,11 @@ CASES = {
         "gradient_checkpointing": True,
         **ADAM,
     },
-    "all weights, balanced gradients, an output head of its own": {
+    "all weights, balanced gradients, an output head of its own, a process without a problem": {
         "measured": True,
         "lora": False,
         "untied": True,
+        "train_dataset": PROBLEMS[:5],
         "method": {"objective": BALANCED},
     },
     "all weights, frozen teacher": {"lora": False, **ADAM},
@@ -69,6 +80,13 @@ CASES = {
     },
     "all weights, snapshots, tokens alone": {"lora": False, "method": {"objective": TOKENS, "teacher": SNAPSHOT}},
     "all weights, live teacher": {"long": True, "lora": False, "method": {"teacher": {"update": "live"}}},
+    "an output head that a term of some rollouts reads": {
+        "lora": False,
+        "untied": True,
+        "method": {"objective": ATTENTION},
+        "loss_terms": [LossTerm("even", even)],
+        **ADAM,
+    },
     "an output head without gradient": {
         "long": True,
         "lora": False,
