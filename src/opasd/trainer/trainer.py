@@ -268,7 +268,7 @@ class OPASDTrainer(RolloutTrainer):
                     output = replace(output, loss=output.loss + student.head.zero())
             except NonFiniteError as error:
                 scorer.settle()
-                loss = self._non_finite(rollouts, str(error))
+                loss = self._non_finite(rollouts, str(error), student)
                 return (loss, None) if return_outputs else loss
             if objective.attends and not alone:
                 few = slice(max(0, ROLLOUTS - int(self.step_metrics.sums["looked/rollouts"])))
