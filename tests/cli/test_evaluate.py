@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from opasd import cli
+from opasd.cli import _shares
+from opasd.errors import EngineError
 from opasd.evaluation.samples import SampleFile
 from opasd.recipes import load_recipe
 from opasd.run.folder import RunFolder
@@ -82,6 +84,14 @@ def run_until_killed(folder: Path) -> bool:
         wait_until(lambda: any(p.stat().st_size for p in parts.glob("part-*/samples.jsonl")), command)
         command.send_signal(signal.SIGKILL)
     return command.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_is_named(number: int, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "opasd.py").write_text(f"import os; os.kill(os.getpid(), {int(number)})")
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    with pytest.raises(EngineError, match=f"^process 0 of 2 was killed by {signal.Signals(number).name}.*; give the"):
+        _shares.run("evaluate", [], 2, ["--output", "out"], lambda rank: here / f"part-{rank}")
 
 
 def test_servers_share_the_requests_themselves(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

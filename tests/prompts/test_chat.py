@@ -63,6 +63,11 @@ def test_system_prompt(name: str) -> None:
         ),
         ("{{ messages[-1].content }}", "drops the system prompt"),
         ("{{ messages[-1].content }}{{ messages[-1].content }}{{ messages[0].content }}", "2 times"),
+        ("{% for _ in range(10**9) %}{% endfor %}", "cannot render one user message: OverflowError: Range too big"),
+        ("{{ 1 / 0 }}", "cannot render one user message: ZeroDivisionError: division by zero"),
+        ("{{ 'x' * 10**15 }}", "cannot render one user message: MemoryError"),
+        ("{{ 'x'.encode('none') }}", "cannot render one user message: LookupError: unknown encoding"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "cannot render one user message: RecursionError"),
     ],
 )
 def test_templates_that_cannot_be_used(template: str, message: str) -> None:

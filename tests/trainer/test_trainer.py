@@ -806,6 +806,38 @@ def test_the_best_checkpoint_by_validation(tmp_path):
     assert not any("eval_" in name for row in Records(tmp_path / "metrics.jsonl") for name in row)
 
 
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_resumed_run_stops_early_where_the_undisturbed_one_does(last, tmp_path):
+    """A run is stopped before its validation; what was best, and for how long nothing got better, is not forgotten."""
+
+    class Stop(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            stopped.stop_requested = state.global_step + 1 == last
+
+    def make(folder):
+        method = {"validation": {"every": 1, "samples": 1, "sampling": {"max_new_tokens": 3}}}
+        trainer = make_trainer(
+            folder, method=method, eval_dataset={"mine": PROBLEMS[:2]}, max_steps=6, save_steps=1,
+            metric_for_best_model="validation/mine/length_mean", greater_is_better=False,
+        )  # fmt: skip
+        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=3))
+        return trainer
+
+    whole, stopped = make(tmp_path / "whole"), make(tmp_path / "stopped")
+    whole.train()
+    stopped.add_callback(Stop())
+    stopped.train()
+    assert (stopped.stopped, stopped.state.global_step) == (True, last)
+    again = make(tmp_path / "stopped")
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == whole.state.global_step == 4
+    assert Path(again.state.best_model_checkpoint) == tmp_path / "stopped" / "checkpoint-1"
+    assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
+    again.state.stateful_callbacks["EarlyStoppingCallback"]["attributes"]["early_stopping_patience_counter"] = "x"
+    with pytest.raises(TypeError, match="EarlyStoppingCallback.early_stopping_patience_counter is 'x'"):
+        again._load_callback_state()
+
+
 def test_the_callers_arguments_stay_as_they_are(tmp_path):
     arguments = make_trainer(tmp_path / "a").args
     before = arguments.to_dict()

@@ -127,8 +127,13 @@ def _described(ended: dict[str, Any]) -> str:
     code = ended.get("code", 0)
     if code >= 0:
         return "a process failed" if not ended else f"process {ended['rank']} failed"
-    why = " (often because the machine's memory ran out)" if code == -signal.SIGKILL else ""
-    return f"process {ended['rank']} was killed by {signal.Signals(-code).name}{why}"
+    return f"process {ended['rank']} {killed_by(-code)}"
+
+
+def killed_by(number: int) -> str:
+    """Say that a signal ended a process, and what often sends it."""
+    why = " (often because the machine's memory ran out)" if number == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(number).name}{why}"
 
 
 def _read(path: Path) -> str:

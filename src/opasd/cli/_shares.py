@@ -1,13 +1,14 @@
 """Commands that several processes share without talking to one another: each runs the same command on its share."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from opasd.cli._flags import without_flags
-from opasd.cli._processes import end_with_parent
+from opasd.cli._processes import end_with_parent, killed_by
 from opasd.errors import ConfigError, EngineError
 
 _SHARE, _PARENT = "OPASD_SHARE", "OPASD_PARENT"
@@ -56,10 +57,13 @@ def run(command: str, args: list[str], count: int, more: list[str], folder: Call
         for child in children:
             child.wait()
     for rank, code in enumerate(codes):
+        name = f"process {rank} of {count}"
+        if (number := -code if code < 0 else code - 128) in set(signal.Signals):
+            raise EngineError(f"{name} {killed_by(number)}; give the command again")
         if code:
             lines = (folder(rank) / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             reason = lines[-1].removeprefix("error: ") if lines else "see above"
-            raise (ConfigError if code == 2 else EngineError)(f"process {rank} of {count} ended with {code}: {reason}")
+            raise (ConfigError if code == 2 else EngineError)(f"{name} ended with {code}: {reason}")
 
 
 def _devices(count: int) -> list[str]:

@@ -44,6 +44,11 @@ class OutputHead(_Tensors):
         bias_V = None if self.bias_V is None else self.bias_V.to(dtype)
         return self.bend(hidden_CE.to(dtype) @ self.weight_VE.to(dtype).T, bias_V)
 
+    def zero(self) -> Tensor:
+        """Return 0, with the head in its graph: its gradient is then 0 and not none."""
+        tensors = [self.weight_VE] if self.bias_V is None else [self.weight_VE, self.bias_V]
+        return torch.stack([tensor[:1].sum(dtype=torch.float32) * 0 for tensor in tensors]).sum()
+
     def bend(self, product_CV: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return logits from the products hidden Wᵀ and their bias."""
         logits_CV = (product_CV if bias_V is None else product_CV + bias_V) * self.scale

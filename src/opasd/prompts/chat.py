@@ -216,7 +216,7 @@ class Chat:
                 rendered = self._write(turns, thinking=False)
             except ConfigError:  # it does not end
                 raise
-            except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+            except (jinja2.TemplateError, TypeError, ValueError):
                 continue
             yield from re.split("|".join(texts), rendered)
 
@@ -262,16 +262,19 @@ class Chat:
         return self._write([*conversation, {"role": "user", "content": message}], thinking)
 
     def _write(self, conversation: list[dict[str, str]], thinking: bool) -> str:
-        with _ending():
-            rendered = self._tokenizer.apply_chat_template(
-                conversation,
-                tokenize=False,
-                add_generation_prompt=True,
-                # Model families name the switch differently; a template ignores variables that it does not know.
-                enable_thinking=thinking,
-                thinking=thinking,
-                **self._options,
-            )
+        try:
+            with _ending():
+                rendered = self._tokenizer.apply_chat_template(
+                    conversation,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    # Model families name the switch differently; a template ignores variables that it does not know.
+                    enable_thinking=thinking,
+                    thinking=thinking,
+                    **self._options,
+                )
+        except (ArithmeticError, LookupError, AttributeError, MemoryError, RecursionError) as error:
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}"[:200]) from error
         assert isinstance(rendered, str)
         return rendered
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from opasd.config import OPASDConfig
 from opasd.errors import NonFiniteError
-from opasd.model.sharding import local
+from opasd.losses.inputs import ScoreBatch
+from opasd.model.sharding import local, shards
 from opasd.prompts.rollout import Rollout
 from opasd.run.records import Records
 from opasd.trainer.base import BaseTrainer
@@ -23,7 +24,7 @@ class FiniteTrainer(BaseTrainer):
     step_spoiled = False
     """Whether NaN appeared in the current step, so that its update is dropped."""
 
-    def _non_finite(self, rollouts: list[Rollout], message: str) -> Tensor:
+    def _non_finite(self, rollouts: list[Rollout], message: str, student: ScoreBatch) -> Tensor:
         """Keep the offending rollouts; then stop, or drop the step: a loss of 0 that reaches every trained weight."""
         rows = [
             {
@@ -38,6 +39,8 @@ class FiniteTrainer(BaseTrainer):
         if self.config.on_non_finite == "stop":
             raise NonFiniteError(f"{message}; its rollouts are in {self.folder}/non_finite.jsonl")
         self.step_spoiled = True
+        if shards(self.student):  # backward, all processes gather the weights, where the forward's results ask for it
+            return ((student.hidden_BNE[:, :1].sum(dtype=torch.float32) + student.head.zero()) * 0).nan_to_num(0)
         return torch.stack([p.sum() * 0 for p in self.student.parameters() if p.requires_grad]).sum().nan_to_num(0)
 
     def drop_spoiled_gradients(self) -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 
 from opasd.errors import ConfigError, OpasdError, Stopped
 from opasd.files import full_disk_errors, read_object, replace_folder, sync
@@ -188,6 +190,32 @@ class ResumableTrainer(RestoringTrainer):
         kept = [row for row in rows if row["step"] > 0 or not any(name.startswith(names) for name in row)]
         if len(kept) < len(rows):
             self.metrics_file.replace(kept)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        """Validate; what a stopped run had left out moves the schedule and the best checkpoint too."""
+        step = self.state.global_step
+        late = skip_scheduler and step > 0
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler and not late)
+        if late and self._determine_best_metric(metrics, trial):
+            self.state.best_model_checkpoint = str(self.folder / f"checkpoint-{step}")
+        return metrics
+
+    def _load_callback_state(self) -> None:
+        """Give callbacks back what the checkpoint has of them, such as for how long nothing got better."""
+        saved: Any = self.state.stateful_callbacks or {}
+        numbers: Counter[str] = Counter()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                kind = type(callback).__name__
+                states = saved.get(kind, [])
+                states, number = states if isinstance(states, list) else [states], numbers[kind]
+                values = states[number]["attributes"] if number < len(states) else {}
+                own = callback.state()["attributes"]
+                for name in own.keys() & values.keys():
+                    if not isinstance(values[name], type(own[name])):
+                        raise TypeError(f"{kind}.{name} is {values[name]!r:.50}")
+                    setattr(callback, name, values[name])
+                numbers[kind] += 1
 
     def _lacks_validation(self, step: int, checkpoint: Path) -> bool:
         """Return whether the run was stopped after this step before it was validated."""

@@ -230,7 +230,9 @@ def check_contexts(
         )
 
 
-def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Module, *, has_validation: bool) -> None:
+def settle_arguments(
+    args: TrainingArguments, config: OPASDConfig, model: nn.Module, *, validates: bool, trains_head: bool
+) -> None:
     """Set, in place, the arguments of Trainer that the method decides."""
     every = config.validation.every
     if args.eval_strategy != IntervalStrategy.NO and (
@@ -250,13 +252,13 @@ def settle_arguments(args: TrainingArguments, config: OPASDConfig, model: nn.Mod
     args.dataloader_pin_memory = args.dataloader_pin_memory and args.device.type == "cuda"
     if args.gradient_checkpointing and args.gradient_checkpointing_kwargs is None:
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}
-    if has_validation and every:
+    if validates and every:
         args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, every
-    args.eval_on_start = has_validation and config.validation.at_start
+    args.eval_on_start = validates and config.validation.at_start
     if args.ddp_find_unused_parameters is None:  # text never reaches the weights for images or sounds
         model_config = unwrap(model).config
         args.ddp_find_unused_parameters = model_config.get_text_config() is not model_config
-    if config.objective.token_weight == 0 and not config.objective.terms and args.world_size > 1:
+    if not trains_head and args.world_size > 1:
         freeze_untied_head(model)  # processes would wait for the gradient of an output head that no loss reads
 
 

@@ -129,7 +129,7 @@ class OPASDTrainer(RolloutTrainer):
         self.columns = columns
         self._set_up_data(train_dataset, eval_dataset, tokenizer, given, on_bad_row)
         has_validation = bool(self.data.validation_sets)
-        setup.settle_arguments(args, self.config, self.student, has_validation=has_validation)
+        setup.settle_arguments(args, self.config, self.student, validates=has_validation, trains_head=self.trains_head)
         super().__init__(
             model=self.student,
             args=args,
@@ -260,14 +260,15 @@ class OPASDTrainer(RolloutTrainer):
             try:
                 arguments = loss_arguments(rollouts, objective, align_always=bool(terms))
                 output = objective_loss(student, teacher, **arguments, num_rollouts=inputs["num_rollouts"])
-                if alone and student.head.weight_VE.requires_grad:  # other processes wait for its gradient
-                    output = replace(output, loss=output.loss + student.head.weight_VE[:1].sum() * 0)
                 if terms:
                     batch = MicroBatch(rollouts, arguments["alignments"], student, teacher, output.readings)
                     output = add_terms(output, terms, batch, inputs["num_rollouts"])
+                if self.trains_head and not (objective.token_weight > 0 and any(student.lengths)):
+                    # Here nothing may read the output head, and other processes wait for its gradient.
+                    output = replace(output, loss=output.loss + student.head.zero())
             except NonFiniteError as error:
                 scorer.settle()
-                loss = self._non_finite(rollouts, str(error))
+                loss = self._non_finite(rollouts, str(error), student)
                 return (loss, None) if return_outputs else loss
             if objective.attends and not alone:
                 few = slice(max(0, ROLLOUTS - int(self.step_metrics.sums["looked/rollouts"])))
@@ -291,6 +292,11 @@ class OPASDTrainer(RolloutTrainer):
                 layout = choose_layout(scorer, self.config.layout, device=self.args.device, half=self.half)
             self._scoring = scorer, layout
         return self._scoring
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the loss of a step may have a gradient for the output head."""
+        return self.config.objective.token_weight > 0 or bool(self.loss_terms)
 
     def check(self) -> None:
         """Refuse an objective that cannot be computed here, before anything is sampled or written for it."""
