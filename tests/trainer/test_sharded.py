@@ -86,7 +86,12 @@ CASES = {
         "method": {"objective": ATTENTION, "teacher": AVERAGE},
     },
     "all weights, snapshots, tokens alone": {"lora": False, "method": {"objective": TOKENS, "teacher": SNAPSHOT}},
-    "all weights, live teacher": {"long": True, "lora": False, "method": {"teacher": {"update": "live"}}},
+    "all weights, live teacher, an output head of its own": {
+        "long": True,
+        "lora": False,
+        "untied": True,
+        "method": {"teacher": {"update": "live"}},
+    },
     "an output head that a term of some rollouts reads": {
         "lora": False,
         "untied": True,

@@ -64,11 +64,34 @@ def held(weights: Iterable[Tensor]) -> Iterator[None]:
         yield
 
 
+class _WholeInBackward(torch.autograd.Function):
+    """A copy of a weight, which is whole again while it gets its gradient; ZeRO-3 sees to that in modules alone."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.weight = weight
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        weight: Any = ctx.weight
+        if not weight.numel():
+
+            def let_go(_: Tensor) -> None:
+                hook.remove()
+                if not weight.ds_active_sub_modules:  # as a tied head is, in the embedding's backward
+                    weight.partition()
+
+            weight.all_gather()
+            hook = weight.register_post_accumulate_grad_hook(let_go)
+        return gradients[0]
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a sharded tensor; all processes must call this. Its gradient is their mean, as FSDP's is."""
     if in_zero3(tensor):
         with held([tensor]):
-            return tensor.clone()
+            return _WholeInBackward.apply(tensor)
     if not isinstance(tensor, DTensor):
         return tensor
     gathered = tensor.full_tensor(grad_placements=[Partial()] * tensor.device_mesh.ndim)
