@@ -7,7 +7,7 @@ seed and problem: first with Student's interval over seeds, then with the packag
 from statistics import fmean, stdev
 
 from records import HERE, evaluated_models
-from summaries import Evaluation, load_evaluation
+from summaries import Evaluation, load_evaluation, training_steps
 from tables_lookup import over_seeds
 from tables_planned import accuracy, against
 
@@ -73,7 +73,15 @@ def rows(task: str) -> list[str]:
     return [row.replace("|  |", "| |").replace("|  |", "| |") for row in table]
 
 
+def term_over_training(sweep: str, run: str, term: str) -> str:
+    """Return a loss term over a run's first three steps and over its last eight, a mean over the seeds."""
+    seeds = [training_steps(sweep, f"{run}-seed-{seed}") for seed in models(sweep, run)]
+    ends = [fmean(fmean(row[term] for row in steps[part]) for steps in seeds) for part in (slice(3), slice(-8, None))]
+    return f"{term} {ends[0]:.2f} → {ends[1]:.2f}"
+
+
 def print_tested() -> None:
     for task in TESTED:
         if table := rows(task):
             print(f"{task}\n" + "\n".join(table), end="\n\n")
+    print(term_over_training("lookup/head", "head-4.1", "term/head_4_1"))

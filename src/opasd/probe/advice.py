@@ -6,7 +6,7 @@ Each sentence comes with its rule and the numbers behind it. The rules are what 
                 to that before an answer's last tenth: both intervals say so. One of five tasks read so, and gained; of
                 the four where only the first held one gained (docs/evidence/probe.md)
     reference   the projected target has at least twice the student's attention on what a step needs (the gate); with
-                1.4 times and less nothing was gained (docs/evidence/lookup.md)
+                1.4 times and less nothing was gained, nor at the one head with 4.5 times (docs/evidence/lookup.md)
     layers      those whose attention is on what a step needs; the last layer is usually not among them
     support     template tokens say nothing about the problem; try without them if they have a third of the loss. That
                 helped on the embedded task and not on arithmetic (docs/evidence/ablations.md, arithmetic.md)
@@ -83,7 +83,8 @@ def _reference(looks: dict[str, Any]) -> Advice:
     gate = gates[best]
     masses = f"{gate['projected']:.3f} beside the student's {gate['student']:.3f}"
     if gate["verdict"] == "passes":
-        says = f"Attention supervision has a chance with {best} as the reference: its target has {masses}."
+        says = f"Attention supervision has a chance with {best} as the reference: its target has {masses}. "
+        says += "Train the token loss alone beside it: at the one head that has passed so far nothing was gained."
     elif gate["verdict"] == "open":
         says = f"Attention supervision may have a chance with {best} as the reference: its target has {masses}, "
         says += f"not clearly {times:g} times as much; give more --problems."
