@@ -29,7 +29,7 @@ from signs import attention_by_weight, solution_mass
 from summaries import SEEDS, Evaluation, load_evaluation, training_steps
 from tables_gsm8k import preference
 from tables_lookup import gains, over_seeds, validated
-from tables_tested import models
+from tables_tested import both_of
 
 from opasd.evaluation.statistics import Estimate, estimate, gap_estimate
 from opasd.report.charts import svg
@@ -78,12 +78,6 @@ def pairs_of(sweep: str, first: str, second: str) -> list[tuple[Evaluation, Eval
     return [(load_evaluation(sweep, a), load_evaluation(sweep, b)) for a, b in names if {a, b} <= there]
 
 
-def tested(sweep: str, run: str, other_sweep: str, other: str) -> list[tuple[Evaluation, Evaluation]]:
-    """Return the evaluations of two sweeps' runs, for each seed that has both."""
-    own, others = models(sweep, run), models(other_sweep, other)
-    return [(own[seed], others[seed]) for seed in own if seed in others]
-
-
 TASKS = [path.name for path in HERE.iterdir() if path.is_dir() and any(path.glob("*.tar.xz"))]
 
 
@@ -100,7 +94,7 @@ def forest() -> Figure:
     rows = {label: pairs for label, where in COMPARED.items() if (pairs := pairs_of(*where))}
     rows["arithmetic 0.5B"] += pairs_of("arithmetic/seeds", "opasd-seed-{}", "opsd-seed-{}")
     rows["… 120 steps"] += pairs_of("arithmetic/long", "opasd", "opsd")
-    rows["lookup, head 4.1"] = tested("lookup/head", "head-4.1", "lookup/objectives", "opsd")
+    rows["lookup, head 4.1"] = both_of("lookup/head", "head-4.1", "lookup/objectives/opsd")
     found = [difference(pairs) for pairs in rows.values()]
     names = [f"{label} ({len(pairs)})" for label, pairs in rows.items()]
     for label, runs in VALIDATED.items():

@@ -54,6 +54,13 @@ def models(sweep: str, run: str) -> dict[int, Evaluation]:
     return {seed: load_evaluation(sweep, name) for seed, name in (found or ({0: run} if run in there else {})).items()}
 
 
+def both_of(sweep: str, run: str, other: str) -> list[tuple[Evaluation, Evaluation]]:
+    """Return the evaluations of a run and of the other, of the same sweep if it names none, for each seed of both."""
+    place, _, name = other.rpartition("/")
+    own, compared = models(sweep, run), models(place or sweep, name) if other else {}
+    return [(own[seed], compared[seed]) for seed in own if seed in compared]
+
+
 def rows(task: str) -> list[str]:
     """Return the rows of a task: arm, seeds, accuracy, and the difference over seeds and over problems."""
     table = []
@@ -64,12 +71,10 @@ def rows(task: str) -> list[str]:
         means = [100 * fmean(model.shares().values()) for model in own.values()]
         shown = f"{fmean(means):.1f} ± {stdev(means):.1f}" if len(means) > 1 else accuracy(*own.values())
         cells = [label, str(len(own)) if own.keys() != {0} else "–", shown]
-        place, _, name = other.rpartition("/")
-        compared = models(place or sweep, name) if other else {}
-        pairs = [(own[seed], compared[seed]) for seed in own if seed in compared]
-        differences = [100 * fmean(first.gains(second).values()) for first, second in pairs]
+        both = both_of(sweep, run, other)
+        differences = [100 * fmean(first.gains(second).values()) for first, second in both]
         over = with_interval(over_seeds(differences), sign=True) if len(differences) > 1 else ""
-        table.append(f"| {' | '.join([*cells, over, against(*zip(*pairs, strict=True)) if pairs else ''])} |")
+        table.append(f"| {' | '.join([*cells, over, against(*zip(*both, strict=True)) if both else ''])} |")
     return [row.replace("|  |", "| |").replace("|  |", "| |") for row in table]
 
 
