@@ -54,3 +54,14 @@ def test_the_page_has_the_rows_of_the_records(tables):
     for task in tables.TESTED:
         for row in tables.rows(task):
             assert row in page, "run python results/tables.py tested"
+
+
+def test_the_pages_say_what_training_at_one_head_did(tables):
+    texts = [(EVIDENCE / name).read_text(encoding="utf-8") for name in ("lookup.md", "index.md", "../planned.md")]
+    page, index, plan = (" ".join(text.split()) for text in texts)
+    _, first, _, last = tables.term_over_training("lookup/head", "head-4.1", "term/head_4_1").split()
+    assert f"the divergence at the head falls from {first} to {last}" in page
+    opsd, head = ([cell.strip() for cell in row.split("|")] for row in tables.rows("lookup"))
+    assert f"{head[3]} against {opsd[3]}, five seeds" in index
+    assert head[2] == opsd[2] == "5"
+    assert f"no: {head[4]} over seeds" in plan
