@@ -46,6 +46,7 @@ COMPARED = {
     "… 120 steps, per token": ("arithmetic/long", "opasd-paper", "opsd-paper-per-token"),
     "… 120 steps, pointwise": ("arithmetic/long", "opasd-paper-pointwise", "opsd-paper"),
     "arithmetic 1.5B": ("arithmetic/1.5b", "opasd", "opsd"),
+    "… 2,048 tokens": ("arithmetic/thousands", "opasd-seed-{}", "opsd-seed-{}"),
     "GSM8K 0.5B": ("gsm8k/objectives", "opasd-seed-{}", "opsd-seed-{}"),
     "GSM8K 1.5B": ("gsm8k/1.5b", "opasd-answer-seed-1", "opsd-answer-seed-1"),
     "MATH 0.5B": ("math/objectives", "opasd-seed-{}", "opsd-seed-{}"),
@@ -53,6 +54,7 @@ COMPARED = {
     "… answer in view": ("lab/answer", "opasd-seed-{}", "opsd-seed-{}"),
     "lookup": ("lookup/objectives", "opasd-last-seed-{}", "opsd-seed-{}"),
     "lookup, looking": ("lookup/objectives", "opasd-look-seed-{}", "opsd-seed-{}"),
+    "lookup, thinking": ("lookup/thinking", "opasd-last-seed-{}", "opsd-seed-{}"),
     "ledger 0.5B": ("ledger/objectives", "opasd-last-seed-{}", "opsd-seed-{}"),
     "ledger, looking": ("ledger/objectives", "opasd-look-seed-{}", "opsd-seed-{}"),
 }
@@ -94,7 +96,8 @@ def forest() -> Figure:
     rows = {label: pairs for label, where in COMPARED.items() if (pairs := pairs_of(*where))}
     rows["arithmetic 0.5B"] += pairs_of("arithmetic/seeds", "opasd-seed-{}", "opsd-seed-{}")
     rows["… 120 steps"] += pairs_of("arithmetic/long", "opasd", "opsd")
-    rows["lookup, head 4.1"] = both_of("lookup/head", "head-4.1", "lookup/objectives/opsd")
+    for head in ("4.1", "5.2"):
+        rows[f"lookup, head {head}"] = both_of("lookup/head-cpu", f"head-{head}", "lookup/objectives-cpu/opsd")
     found = [difference(pairs) for pairs in rows.values()]
     names = [f"{label} ({len(pairs)})" for label, pairs in rows.items()]
     for label, runs in VALIDATED.items():

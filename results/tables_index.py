@@ -23,6 +23,12 @@ OTHERS = {
     ("embedded, 1.9 M", "OPSD"): ("opsd-per-token",),
 }
 """Records in another place, and runs of another name."""
+GREEDY = {
+    "arithmetic, 0.5B": "arithmetic/greedy",
+    "arithmetic, 1.5B": "arithmetic/greedy-larger",
+    "GSM8K, 1.5B": "gsm8k/greedy",
+}
+"""Where the base's greedy answers are, of the tasks that have them."""
 PROBED = ("arithmetic", "math", "lab")
 
 
@@ -50,8 +56,8 @@ def mean(task: str, method: str) -> float:
 
 def greedy(task: str) -> str:
     """Return the base's accuracy with the likeliest tokens, where it was measured."""
-    if task == "arithmetic, 0.5B":
-        return f"{100 * fmean(load_evaluation('arithmetic/greedy', 'base-greedy').shares().values()):.1f}"
+    if sweep := GREEDY.get(task):
+        return f"{100 * fmean(load_evaluation(sweep, 'base-greedy').shares().values()):.1f}"
     return f"{100 * fmean(demo()['base, greedy']['correct']):.1f}" if task == "embedded, 1.9 M" else "–"
 
 
@@ -108,7 +114,7 @@ def probe_row(task: str) -> str:
 def print_index() -> None:
     for task, cells in rows().items():
         print(f"| {task} | {' | '.join(cells)} |")
-    print()
+    print(f"greedy: {', '.join(f'{task} {greedy(task)}' for task in GREEDY)}\n")
     print("\n".join([*readme_rows(), "", *demo_rows(whole=False), "", *demo_rows(whole=True)]))
     print()
     for task in PROBED:

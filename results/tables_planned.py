@@ -1,4 +1,4 @@
-"""Clips, baselines, seeds and greedy decoding on arithmetic: the planned experiments 3 and 4, as far as they have run.
+"""Clips, baselines, seeds, greedy decoding and long rollouts on arithmetic: the planned experiments 3 to 5, so far.
 
 `python results/tables.py planned` prints their tables. Intervals of accuracies and of differences between two runs are
 95 % over problems, by the package's formulas; those of a mean over seeds are Student's t.
@@ -109,6 +109,26 @@ def seed_rows() -> list[str]:
     return rows
 
 
+def long_rows() -> list[str]:
+    """Return the rows of rollouts of up to 2,048 tokens on 1.5B: answers, then the rollouts of training."""
+    sweep, rows = "arithmetic/thousands", []
+    base, opsd = (load_evaluation(sweep, name) for name in ("base", "opsd-seed-1"))
+    for name, label in {"base": "base", "opsd-seed-1": "OPSD", "opasd-seed-1": "OPASD"}.items():
+        model, steps = load_evaluation(sweep, name), training_steps(sweep, name) if name != "base" else []
+        differences = [against([model], [other]) if model not in (other, base) else "" for other in (base, opsd)]
+        cells = [
+            label,
+            accuracy(model),
+            *differences,
+            f"{model.tokens:.0f}",
+            f"{max(r['tokens'] for r in model.rows):,}",
+        ]
+        cells += [trend(steps, "rollout/length_mean", 1, "{:.0f}")] if steps else [""]
+        cells += [f"{max(row['rollout/length_max'] for row in steps):,.0f}"] if steps else [""]
+        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return rows
+
+
 def print_planned() -> None:
-    for table in filter(None, (*map(clip_rows, SEEDS), baseline_rows(), seed_rows())):
+    for table in filter(None, (*map(clip_rows, SEEDS), baseline_rows(), seed_rows(), long_rows())):
         print("\n".join(table), end="\n\n")

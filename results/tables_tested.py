@@ -4,37 +4,52 @@
 seed and problem: first with Student's interval over seeds, then with the package's over problems.
 """
 
+import re
+from functools import cache
 from statistics import fmean, stdev
+from typing import Any
 
 from records import HERE, evaluated_models
 from summaries import Evaluation, load_evaluation, training_steps
 from tables_lookup import over_seeds
 from tables_planned import accuracy, against
 
+from opasd.data.made.lookup import Puzzle, make_puzzles
 from opasd.rounding import with_interval
 
 Arm = tuple[str, str, str, str]
 """A sweep, a run, what it is, and the run that it is compared with, of the same sweep where no other is named."""
+LOOKUP: tuple[Arm, ...] = (
+    ("lookup/objectives", "base", "base", ""),
+    ("lookup/objectives", "opsd", "OPSD", ""),
+    ("lookup/objectives", "opasd-last", "OPASD, last layer", "opsd"),
+    ("lookup/objectives", "opasd-look", "OPASD, layers 4 and 5", "opsd"),
+    ("lookup/head", "head-4.1", "OPASD, head 4.1", "lookup/objectives/opsd"),
+    ("lookup/head", "head-5.2", "OPASD, head 5.2", "lookup/objectives/opsd"),
+    ("lookup/controls", "opasd-shuffled", "OPASD, layers 4 and 5, shuffled", "lookup/objectives/opsd"),
+    ("lookup/controls", "attention", "attention alone, layers 4 and 5", "lookup/objectives/opsd"),
+    ("lookup/controls", "opsd-clip", "OPSD, per-token clip", "lookup/objectives/opsd"),
+    ("lookup/controls", "opasd-look-clip", "OPASD, layers 4 and 5, per-token clip", "opsd-clip"),
+    ("lookup/references", "opsd-solution", "OPSD, solution", "lookup/objectives/opsd"),
+    ("lookup/references", "opasd-solution", "OPASD, layers 4 and 5, solution", "opsd-solution"),
+    ("lookup/references", "opasd-both", "OPASD, tokens: solution; attention: pointers", "opsd-solution"),
+    ("lookup/references", "opasd-wrong", "OPASD, tokens: solution; attention: wrong pointers", "opsd-solution"),
+)
+
+
+def on_a_cpu(arm: Arm) -> Arm:
+    """Return an arm as it is in the records of the runs that had no GPU."""
+    sweep, run, label, other = arm
+    place, slash, name = other.rpartition("/")
+    return f"{sweep}-cpu", run, label, f"{place}-cpu/{name}" if slash else other
+
+
 TESTED: dict[str, tuple[Arm, ...]] = {
-    "lookup": (
-        ("lookup/objectives", "base", "base", ""),
-        ("lookup/objectives", "opsd", "OPSD", ""),
-        ("lookup/objectives", "opasd-last", "OPASD, last layer", "opsd"),
-        ("lookup/objectives", "opasd-look", "OPASD, layers 4 and 5", "opsd"),
-        ("lookup/head", "head-4.1", "OPASD, head 4.1", "lookup/objectives/opsd"),
-        ("lookup/head", "head-5.2", "OPASD, head 5.2", "lookup/objectives/opsd"),
-        ("lookup/controls", "opasd-shuffled", "OPASD, layers 4 and 5, shuffled", "lookup/objectives/opsd"),
-        ("lookup/controls", "attention", "attention alone, layers 4 and 5", "lookup/objectives/opsd"),
-        ("lookup/controls", "opsd-clip", "OPSD, per-token clip", "lookup/objectives/opsd"),
-        ("lookup/controls", "opasd-look-clip", "OPASD, layers 4 and 5, per-token clip", "opsd-clip"),
-        ("lookup/references", "opsd-solution", "OPSD, solution", "lookup/objectives/opsd"),
-        ("lookup/references", "opasd-solution", "OPASD, layers 4 and 5, solution", "opsd-solution"),
-        ("lookup/references", "opasd-both", "OPASD, tokens: solution; attention: pointers", "opsd-solution"),
-        ("lookup/references", "opasd-wrong", "OPASD, tokens: solution; attention: wrong pointers", "opsd-solution"),
-    ),
+    "lookup": LOOKUP,
+    "lookup, on a CPU": tuple(map(on_a_cpu, LOOKUP)),
     "lookup, evaluated with thinking": (
         ("lookup/thinking", "base", "base", ""),
-        ("lookup/thinking", "opsd", "OPSD", ""),
+        ("lookup/thinking", "opsd", "OPSD", "base"),
         ("lookup/thinking", "opasd-last", "OPASD, last layer", "opsd"),
     ),
     "ledger": (
@@ -55,10 +70,13 @@ def models(sweep: str, run: str) -> dict[int, Evaluation]:
 
 
 def both_of(sweep: str, run: str, other: str) -> list[tuple[Evaluation, Evaluation]]:
-    """Return the evaluations of a run and of the other, of the same sweep if it names none, for each seed of both."""
+    """Return the evaluations of a run and of the other, of the same sweep if it names none, for each seed of both.
+
+    A run without a seed, such as the base, is the other of every seed."""
     place, _, name = other.rpartition("/")
     own, compared = models(sweep, run), models(place or sweep, name) if other else {}
-    return [(own[seed], compared[seed]) for seed in own if seed in compared]
+    pairs = [(own[seed], compared.get(seed, compared.get(0))) for seed in own]
+    return [(model, against) for model, against in pairs if against]
 
 
 def rows(task: str) -> list[str]:
@@ -78,6 +96,37 @@ def rows(task: str) -> list[str]:
     return [row.replace("|  |", "| |").replace("|  |", "| |") for row in table]
 
 
+def thought_rows() -> list[str]:
+    """Return the rows of answers with thinking, in per cent: what it is like and what follows it."""
+    table, kinds = [], ("closed", "thinks right", "thinks right, answers wrong", "thinks wrong, answers right")
+    for sweep, run, label, _ in TESTED["lookup, evaluated with thinking"]:
+        seeds = [[thought(row) for row in model.rows] for model in models(sweep, run).values()]
+        shares = [fmean(100 * fmean(kind in own for own in answers) for answers in seeds) for kind in kinds if seeds]
+        table += [f"| {' | '.join([label, *(f'{share:.1f}' for share in shares)])} |"] if seeds else []
+    return table
+
+
+def thought(row: dict[str, Any]) -> set[str]:
+    """Return what holds of an answer: its thinking is right if it takes up the needed statements first, in order."""
+    thinking, closed, _ = row["text"].partition("</think>")
+    if not closed:
+        return set()
+    puzzle = puzzles()[row["problem"]]
+    needed = [statement.line(puzzle.item).strip() for statement in puzzle.needed]
+    plain = re.sub(r"\bplus\b", "+", re.sub(r"\bminus\b", "-", thinking.removeprefix("<think>")))
+    taken_up = [part.strip() for part in re.split(r"[.\n]", plain) if part.strip()]
+    right, answered = taken_up[: len(needed)] == needed, row["verdict"] == "correct"
+    kinds = {"closed": True, "thinks right": right, "thinks right, answers wrong": right and not answered}
+    kinds["thinks wrong, answers right"] = answered and not right
+    return {kind for kind, holds in kinds.items() if holds}
+
+
+@cache
+def puzzles() -> dict[str, Puzzle]:
+    """Return the test problems by their names."""
+    return {puzzle.id: puzzle for puzzle in make_puzzles("test", 1200)}
+
+
 def term_over_training(sweep: str, run: str, term: str) -> str:
     """Return a loss term over a run's first three steps and over its last eight, a mean over the seeds."""
     seeds = [training_steps(sweep, f"{run}-seed-{seed}") for seed in models(sweep, run)]
@@ -89,4 +138,6 @@ def print_tested() -> None:
     for task in TESTED:
         if table := rows(task):
             print(f"{task}\n" + "\n".join(table), end="\n\n")
-    print(term_over_training("lookup/head", "head-4.1", "term/head_4_1"))
+    print("\n".join(thought_rows()), end="\n\n")
+    for head in ("4.1", "5.2"):
+        print(term_over_training("lookup/head-cpu", f"head-{head}", f"term/head_{head.replace('.', '_')}"))

@@ -48,6 +48,16 @@ def test_the_pages_table_is_that_of_the_records(tables):
         assert shown == cells
 
 
+def test_greedy_decoding_of_the_larger_model_is_that_of_the_records(tables):
+    """Also on the pages of both tasks."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if ", 1.5B, one seed" in line]
+    shown = {row[0].partition(", one seed")[0]: row[2] for row in rows}
+    assert shown == {task: tables.greedy(task) for task in tables.GREEDY if "1.5B" in task}
+    for task, share in shown.items():
+        page = (ROOT / f"docs/evidence/{task.partition(',')[0].lower()}.md").read_text(encoding="utf-8")
+        assert f"Greedy decoding gives the 1.5B base {share} % [" in page
+
+
 def test_the_first_sentences_are_the_records(tables):
     """The pilot's lead, and what OPASD cost on the embedded model; test_lookup.py has the second round."""
     lookup = import_module("tables_lookup")

@@ -17,7 +17,7 @@ def tables():
 
 def test_the_pages_have_the_rows_of_the_records(tables):
     arithmetic, length = ((EVIDENCE / f"{name}.md").read_text(encoding="utf-8") for name in ("arithmetic", "length"))
-    for row in (*tables.baseline_rows(), *tables.seed_rows()):
+    for row in (*tables.baseline_rows(), *tables.seed_rows(), *tables.long_rows()):
         assert row in arithmetic, "run python results/tables.py planned"
     for row in (row for seed in tables.SEEDS for row in tables.clip_rows(seed)):
         assert row in length, "run python results/tables.py planned"
@@ -37,7 +37,7 @@ def test_what_is_said_of_the_clips_and_seeds(tables):
 
 
 def test_another_verdict_is_another_row(tables, monkeypatch):
-    parts = tables.clip_rows, tables.baseline_rows, tables.seed_rows
+    parts = tables.clip_rows, tables.baseline_rows, tables.seed_rows, tables.long_rows
     before = [rows() for rows in parts]
     monkeypatch.setattr(tables.Evaluation, "shares", lambda self, samples=None: {"a": 0.5, "b": 0.5})
     assert all(rows() != own for rows, own in zip(parts, before, strict=True))

@@ -56,12 +56,65 @@ def test_the_page_has_the_rows_of_the_records(tables):
             assert row in page, "run python results/tables.py tested"
 
 
-def test_the_pages_say_what_training_at_one_head_did(tables):
+def test_a_run_without_a_seed_is_the_other_of_every_seed(tables, monkeypatch):
+    files = sweep("thinking", {"base": "1100", "opsd-seed-1": "1000", "opsd-seed-2": "0000"})
+    monkeypatch.setattr(import_module("records"), "files_of", lambda task: files if task == "lookup" else {})
+    import_module("summaries").load_evaluation.cache_clear()
+    _, opsd = tables.rows("lookup, evaluated with thinking")
+    import_module("summaries").load_evaluation.cache_clear()
+    assert opsd.startswith("| OPSD | 2 | 12.5 ± 17.7 | −37.5 [−196.3, +121.3] | −37.5 [")
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "holds"),
+    [
+        ("<think>\n{0}. {1}.\n</think>\n\n{1}", "correct", {"closed", "thinks right"}),
+        ("<think>\n{0}\n{1}\n</think>\n", "wrong", {"closed", "thinks right", "thinks right, answers wrong"}),
+        ("<think>\n{1}. {0}.\n</think>\n", "correct", {"closed", "thinks wrong, answers right"}),
+        ("<think>\n{0}.\n</think>\n{1}", "wrong", {"closed"}),
+        ("<think>\n{0}. {1}.", "no_answer", set()),
+    ],
+)
+def test_what_holds_of_an_answer_with_thinking(tables, text, verdict, holds):
+    """The thinking is right if it takes up the solution's statements first and in order, with signs or with words."""
+    name, puzzle = next((name, puzzle) for name, puzzle in tables.puzzles().items() if len(puzzle.needed) == 2)
+    first, second = (line for line in puzzle.solution.splitlines()[:2])
+    signs = text.format(first, second)
+    words = text.format(first.replace(" + ", " plus ").replace(" - ", " minus "), second)
+    for one in (signs, words):
+        assert tables.thought({"text": one, "problem": name, "verdict": verdict}) == holds
+
+
+def test_the_page_has_what_the_thinking_was_like(tables):
+    page = (EVIDENCE / "lookup.md").read_text(encoding="utf-8")
+    for row in tables.thought_rows():
+        assert row in page, "run python results/tables.py tested"
+
+
+def test_what_the_pages_say_of_the_test_problems(tables):
     texts = [(EVIDENCE / name).read_text(encoding="utf-8") for name in ("lookup.md", "index.md", "../planned.md")]
     page, index, plan = (" ".join(text.split()) for text in texts)
-    _, first, _, last = tables.term_over_training("lookup/head", "head-4.1", "term/head_4_1").split()
-    assert f"the divergence at the head falls from {first} to {last}" in page
-    opsd, head = ([cell.strip() for cell in row.split("|")] for row in tables.rows("lookup"))
-    assert f"{head[3]} against {opsd[3]}, five seeds" in index
-    assert head[2] == opsd[2] == "5"
-    assert f"no: {head[4]} over seeds" in plan
+    for head in ("4.1", "5.2"):
+        _, first, _, last = tables.term_over_training(
+            "lookup/head-cpu", f"head-{head}", f"term/head_{head.replace('.', '_')}"
+        ).split()
+        assert f"at head {head} falls from {first} to {last}" in page
+    found = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:]] for row in tables.rows("lookup")}
+    own = {row.split("|")[1].strip(): row.split("|")[4].strip() for row in tables.rows("lookup, on a CPU")}
+    heads = own["OPASD, head 4.1"], own["OPASD, head 5.2"]
+    assert f"{heads[0]} and {heads[1]}, five seeds, test problems" in index
+    assert f"no: {heads[0]} over seeds" in plan
+    assert f"no: {heads[1]};" in plan
+    last, look = found["OPASD, last layer"], found["OPASD, layers 4 and 5"]
+    assert f"OPASD is {look[2]} at the layers that look and {last[2]} at the last, five seeds" in index
+    assert last[0] == look[0] == "5"
+    assert f"no: {look[2]}, behind in each of five seeds" in plan
+    assert all(sum(a.gains(b).values()) < 0 for a, b in tables.both_of("lookup/objectives", "opasd-look", "opsd"))
+    thinking = [row.split(" | ")[2] for row in tables.rows("lookup, evaluated with thinking")]
+    assert f"{thinking[0].partition(' ')[0]} % before, {thinking[1]} after OPSD, {thinking[2]} after OPASD" in index
+    base = tables.models("lookup/thinking", "base")[0]
+    for arm, losses in {"opsd": "8 to 27 points", "opasd-last": "16 to 22"}.items():
+        lost = [-100 * tables.fmean(own.gains(base).values()) for own in tables.models("lookup/thinking", arm).values()]
+        assert f"{min(lost):.0f} to {max(lost):.0f}" == losses.removesuffix(" points")
+        assert losses in page
+        assert losses in plan
