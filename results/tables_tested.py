@@ -30,6 +30,8 @@ LOOKUP: tuple[Arm, ...] = (
     ("lookup/controls", "attention", "attention alone, layers 4 and 5", "lookup/objectives/opsd"),
     ("lookup/controls", "opsd-clip", "OPSD, per-token clip", "lookup/objectives/opsd"),
     ("lookup/controls", "opasd-look-clip", "OPASD, layers 4 and 5, per-token clip", "opsd-clip"),
+    ("lookup/baselines", "sft", "SFT on the solutions", "lookup/objectives/opsd"),
+    ("lookup/baselines", "rejection", "rejection sampling", "lookup/objectives/opsd"),
     ("lookup/references", "opsd-solution", "OPSD, solution", "lookup/objectives/opsd"),
     ("lookup/references", "opasd-solution", "OPASD, layers 4 and 5, solution", "opsd-solution"),
     ("lookup/references", "opasd-both", "OPASD, tokens: solution; attention: pointers", "opsd-solution"),
@@ -51,6 +53,7 @@ TESTED: dict[str, tuple[Arm, ...]] = {
         ("lookup/thinking", "base", "base", ""),
         ("lookup/thinking", "opsd", "OPSD", "base"),
         ("lookup/thinking", "opasd-last", "OPASD, last layer", "opsd"),
+        ("lookup/thinking-cpu", "opsd-thinking", "OPSD, rollouts with thinking", "lookup/thinking/base"),
     ),
     "ledger": (
         ("ledger/objectives", "base", "base", ""),
