@@ -21,6 +21,7 @@ Arm = tuple[str, str, str, str]
 """A sweep, a run, what it is, and the run that it is compared with, of the same sweep where no other is named."""
 LOOKUP: tuple[Arm, ...] = (
     ("lookup/objectives", "base", "base", ""),
+    ("lookup/objectives", "base-greedy", "base, greedy", ""),
     ("lookup/objectives", "opsd", "OPSD", ""),
     ("lookup/objectives", "opasd-last", "OPASD, last layer", "opsd"),
     ("lookup/objectives", "opasd-look", "OPASD, layers 4 and 5", "opsd"),
@@ -101,7 +102,10 @@ def rows(task: str) -> list[str]:
 
 def thought_rows() -> list[str]:
     """Return the rows of answers with thinking, in per cent: what it is like and what follows it."""
-    table, kinds = [], ("closed", "thinks right", "thinks right, answers wrong", "thinks wrong, answers right")
+    table, kinds = (
+        [],
+        ("thinks", "closed", "thinks right", "thinks right, answers wrong", "thinks wrong, answers right"),
+    )
     for sweep, run, label, _ in TESTED["lookup, evaluated with thinking"]:
         seeds = [[thought(row) for row in model.rows] for model in models(sweep, run).values()]
         shares = [fmean(100 * fmean(kind in own for own in answers) for answers in seeds) for kind in kinds if seeds]
@@ -112,8 +116,9 @@ def thought_rows() -> list[str]:
 def thought(row: dict[str, Any]) -> set[str]:
     """Return what holds of an answer: its thinking is right if it takes up the needed statements first, in order."""
     thinking, closed, _ = row["text"].partition("</think>")
-    if not closed:
-        return set()
+    thinks = {"thinks"} if thinking.startswith("<think>") else set()
+    if not (thinks and closed):
+        return thinks
     puzzle = puzzles()[row["problem"]]
     needed = [statement.line(puzzle.item).strip() for statement in puzzle.needed]
     plain = re.sub(r"\bplus\b", "+", re.sub(r"\bminus\b", "-", thinking.removeprefix("<think>")))
@@ -121,7 +126,7 @@ def thought(row: dict[str, Any]) -> set[str]:
     right, answered = taken_up[: len(needed)] == needed, row["verdict"] == "correct"
     kinds = {"closed": True, "thinks right": right, "thinks right, answers wrong": right and not answered}
     kinds["thinks wrong, answers right"] = answered and not right
-    return {kind for kind, holds in kinds.items() if holds}
+    return thinks | {kind for kind, holds in kinds.items() if holds}
 
 
 @cache

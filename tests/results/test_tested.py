@@ -73,6 +73,7 @@ def test_a_run_without_a_seed_is_the_other_of_every_seed(tables, monkeypatch):
         ("<think>\n{1}. {0}.\n</think>\n", "correct", {"closed", "thinks wrong, answers right"}),
         ("<think>\n{0}.\n</think>\n{1}", "wrong", {"closed"}),
         ("<think>\n{0}. {1}.", "no_answer", set()),
+        ("{0}\n{1}", "correct", None),
     ],
 )
 def test_what_holds_of_an_answer_with_thinking(tables, text, verdict, holds):
@@ -82,7 +83,8 @@ def test_what_holds_of_an_answer_with_thinking(tables, text, verdict, holds):
     signs = text.format(first, second)
     words = text.format(first.replace(" + ", " plus ").replace(" - ", " minus "), second)
     for one in (signs, words):
-        assert tables.thought({"text": one, "problem": name, "verdict": verdict}) == holds
+        thought = tables.thought({"text": one, "problem": name, "verdict": verdict})
+        assert thought == (set() if holds is None else {"thinks"} | holds)
 
 
 def test_the_page_has_what_the_thinking_was_like(tables):
@@ -118,3 +120,16 @@ def test_what_the_pages_say_of_the_test_problems(tables):
         assert f"{min(lost):.0f} to {max(lost):.0f}" == losses.removesuffix(" points")
         assert losses in page
         assert losses in plan
+
+
+def test_the_first_page_has_the_row_of_lookup(tables):
+    """Its base and attention alone are of the CPU; the number of seeds is given if it is not five."""
+    counts = {"1": " (one)", "2": " (two)", "3": " (three)", "4": " (four)", "5": "", "6": " (six)", "–": ""}
+    cells = {}
+    for task in ("lookup, on a CPU", "lookup"):
+        for _, label, seeds, right, *_ in (row.split("|") for row in tables.rows(task)):
+            cells[label.strip()] = right.strip().partition(" [")[0] + counts[seeds.strip()]
+    base, greedy = (row.split("|")[3].strip() for row in tables.rows("lookup, on a CPU")[:2])
+    arms = " | ".join(cells[arm] for arm in ("OPSD", "OPASD, last layer", "attention alone, layers 4 and 5"))
+    row = f"| [lookup](lookup.md), five seeds | {base} | {greedy.partition(' ')[0]} | {arms} | |"
+    assert row in (EVIDENCE / "index.md").read_text(encoding="utf-8")
