@@ -107,6 +107,12 @@ def test_what_the_pages_say_of_the_test_problems(tables):
     assert f"{heads[0]} and {heads[1]}, five seeds, test problems" in index
     assert f"no: {heads[0]} over seeds" in plan
     assert f"no: {heads[1]};" in plan
+    right = {row.split("|")[1].strip(): row.split("|")[3].strip() for row in tables.rows("lookup, on a CPU")}
+    ahead = f"{right['SFT on the solutions']} and {right['rejection sampling']} against {right['OPSD']}"
+    assert f"SFT and rejection sampling are both ahead: {ahead}" in index
+    for arm in ("sft", "rejection"):
+        pairs = tables.both_of("lookup/baselines-cpu", arm, "lookup/objectives-cpu/opsd")
+        assert all(sum(model.gains(opsd).values()) > 0 for model, opsd in pairs), "ahead with each seed"
     last, look = found["OPASD, last layer"], found["OPASD, layers 4 and 5"]
     assert f"OPASD is {look[2]} at the layers that look and {last[2]} at the last, five seeds" in index
     assert last[0] == look[0] == "5"
