@@ -55,6 +55,8 @@ TESTED: dict[str, tuple[Arm, ...]] = {
         ("lookup/thinking", "opsd", "OPSD", "base"),
         ("lookup/thinking", "opasd-last", "OPASD, last layer", "opsd"),
         ("lookup/thinking-cpu", "opsd-thinking", "OPSD, rollouts with thinking", "lookup/thinking/base"),
+        ("lookup/thinking-cpu", "sft", "SFT on the solutions", "lookup/thinking/base"),
+        ("lookup/thinking-cpu", "rejection", "rejection sampling", "lookup/thinking/base"),
     ),
     "ledger": (
         ("ledger/objectives", "base", "base", ""),

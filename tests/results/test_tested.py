@@ -113,6 +113,12 @@ def test_what_the_pages_say_of_the_test_problems(tables):
     for arm in ("sft", "rejection"):
         pairs = tables.both_of("lookup/baselines-cpu", arm, "lookup/objectives-cpu/opsd")
         assert all(sum(model.gains(opsd).values()) > 0 for model, opsd in pairs), "ahead with each seed"
+    for arm, lead in {"sft": "5.6 [−5.3, +16.6]", "rejection": "6.2 points [−1.8, +14.2]"}.items():
+        pairs = tables.both_of("lookup/thinking-cpu", arm, "lookup/thinking/opsd")
+        own = [100 * tables.fmean(model.gains(opsd).values()) for model, opsd in pairs]
+        assert min(own) > 0, "ahead with each seed"
+        assert tables.with_interval(tables.over_seeds(own)) == lead.replace(" points", "").replace("+", "")
+        assert lead in page
     last, look = found["OPASD, last layer"], found["OPASD, layers 4 and 5"]
     assert f"OPASD is {look[2]} at the layers that look and {last[2]} at the last, five seeds" in index
     assert last[0] == look[0] == "5"
