@@ -114,7 +114,10 @@ def probe_row(task: str) -> str:
 def print_index() -> None:
     for task, cells in rows().items():
         print(f"| {task} | {' | '.join(cells)} |")
-    print(f"greedy: {', '.join(f'{task} {greedy(task)}' for task in GREEDY)}\n")
+    for task, sweep in GREEDY.items():
+        shares = list(load_evaluation(sweep, "base-greedy").shares().values())
+        print(f"greedy, {task}: {with_bounds(map(per_cent, estimate(shares)))}")
+    print()
     print("\n".join([*readme_rows(), "", *demo_rows(whole=False), "", *demo_rows(whole=True)]))
     print()
     for task in PROBED:

@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import Any
 
-from records import HERE, evaluated_models
+from records import HERE, evaluated_models, read_rows
 from summaries import Evaluation, load_evaluation, training_steps
 from tables_lookup import over_seeds
 from tables_planned import accuracy, against
@@ -67,6 +67,14 @@ TESTED: dict[str, tuple[Arm, ...]] = {
 }
 
 
+LOOK_ARMS = ("opasd-last", "opasd-look")
+AFTER_THINKING = (
+    ("lookup/thinking", "opasd-last"),
+    ("lookup/thinking-cpu", "sft"),
+    ("lookup/thinking-cpu", "rejection"),
+)
+
+
 def models(sweep: str, run: str) -> dict[int, Evaluation]:
     """Return a run's evaluations by seed; 0 stands for a run without one."""
     there = evaluated_models(sweep) if any((HERE / sweep.partition("/")[0]).glob("*.tar.xz")) else []
@@ -104,10 +112,8 @@ def rows(task: str) -> list[str]:
 
 def thought_rows() -> list[str]:
     """Return the rows of answers with thinking, in per cent: what it is like and what follows it."""
-    table, kinds = (
-        [],
-        ("thinks", "closed", "thinks right", "thinks right, answers wrong", "thinks wrong, answers right"),
-    )
+    table = []
+    kinds = ("thinks", "closed", "thinks right", "thinks right, answers wrong", "thinks wrong, answers right")
     for sweep, run, label, _ in TESTED["lookup, evaluated with thinking"]:
         seeds = [[thought(row) for row in model.rows] for model in models(sweep, run).values()]
         shares = [fmean(100 * fmean(kind in own for own in answers) for answers in seeds) for kind in kinds if seeds]
@@ -144,10 +150,51 @@ def term_over_training(sweep: str, run: str, term: str) -> str:
     return f"{term} {ends[0]:.2f} → {ends[1]:.2f}"
 
 
+def by_seed(sweep: str, run: str, other: str) -> str:
+    """Return a run's differences from the other, by seed, and their mean with its interval over seeds."""
+    own = [100 * fmean(first.gains(second).values()) for first, second in both_of(sweep, run, other)]
+    return f"{', '.join(f'{one:+.1f}' for one in own)}; mean {with_interval(over_seeds(own), sign=True)}"
+
+
+def steps_11_to_20(arm: str) -> str:
+    """Return what rollouts say in the middle of training: an arm's difference from OPSD in points, over seeds."""
+    seeds = models("lookup/objectives", arm)
+    runs = [
+        [training_steps("lookup/objectives", f"{run}-seed-{seed}")[10:20] for run in (arm, "opsd")] for seed in seeds
+    ]
+    own, opsd = (
+        [100 * fmean(row["rollout/accuracy"] for row in steps) for steps in arms] for arms in zip(*runs, strict=True)
+    )
+    lead = with_interval(over_seeds([a - b for a, b in zip(own, opsd, strict=True)]), sign=True)
+    return f"rollouts of steps 11 to 20 {fmean(own):.1f} and {fmean(opsd):.1f}, {lead}"
+
+
+def needed_over_training(arm: str) -> str:
+    """Return the needed statements' share of the student's attention and of the target's, over training."""
+    metrics = ("attention/needed_mass", "attention/needed_target")
+    return ", ".join(term_over_training("lookup/objectives", arm, metric) for metric in metrics)
+
+
+def thinking_rollouts() -> dict[int, float]:
+    """Return which share of the kept rollouts thinks, by step, where the student may think."""
+    steps: dict[int, list[bool]] = {}
+    for seed in models("lookup/thinking-cpu", "opsd-thinking"):
+        for row in read_rows(f"lookup/thinking-cpu/opsd-thinking-seed-{seed}/samples.jsonl"):
+            steps.setdefault(row["step"], []).append("<think>" in row["completion"])
+    return {step: fmean(thinks) for step, thinks in steps.items()}
+
+
 def print_tested() -> None:
     for task in TESTED:
         if table := rows(task):
             print(f"{task}\n" + "\n".join(table), end="\n\n")
     print("\n".join(thought_rows()), end="\n\n")
+    for arm in LOOK_ARMS:
+        print(f"{arm} - opsd by seed: {by_seed('lookup/objectives', arm, 'opsd')}; {steps_11_to_20(arm)}")
+    print(needed_over_training("opasd-look"))
+    for sweep, arm in AFTER_THINKING:
+        print(f"thinking, {arm} - opsd by seed: {by_seed(sweep, arm, 'lookup/thinking/opsd')}")
+    for step, share in thinking_rollouts().items():
+        print(f"opsd-thinking, step {step}: {100 * share:.0f} % of the kept rollouts think")
     for head in ("4.1", "5.2"):
         print(term_over_training("lookup/head-cpu", f"head-{head}", f"term/head_{head.replace('.', '_')}"))

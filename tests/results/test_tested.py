@@ -102,6 +102,16 @@ def test_what_the_pages_say_of_the_test_problems(tables):
         ).split()
         assert f"at head {head} falls from {first} to {last}" in page
     found = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:]] for row in tables.rows("lookup")}
+    for arm in tables.LOOK_ARMS:
+        lead = tables.steps_11_to_20(arm).split(", ", 1)[1]
+        assert all(lead in text for text in (page, index, plan))
+    mass = tables.needed_over_training("opasd-look")
+    assert mass == "attention/needed_mass 0.17 → 0.20, attention/needed_target 0.24 → 0.23"
+    assert (
+        "0.17 of the student's attention and 0.24 of the target's (first three steps). At the end they have 0.20"
+        in page
+    )
+    assert [share for step, share in tables.thinking_rollouts().items() if step > 1] == [0, 0, 0]
     own = {row.split("|")[1].strip(): row.split("|")[4].strip() for row in tables.rows("lookup, on a CPU")}
     heads = own["OPASD, head 4.1"], own["OPASD, head 5.2"]
     assert f"{heads[0]} and {heads[1]}, five seeds, test problems" in index
