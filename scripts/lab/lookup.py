@@ -235,15 +235,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("learning_rate", "matrix_rate"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(default, name))
     parser.add_argument("--size", default=default.size)
+    parser.add_argument("--wrong-item", type=float, default=Rates.wrong_item, help="share of steps that go wrong")
     parser.add_argument("--workers", type=int, default=1, help="processes that make data")
     options = vars(parser.parse_args(arguments))
-    out, workers = options.pop("output"), options.pop("workers")
+    out, workers, wrong_item = options.pop("output"), options.pop("workers"), options.pop("wrong_item")
     if out.exists():
         parser.error(f"{out} exists; name a new folder")
-    settings = replace(default, **options)
+    if not 0 <= wrong_item <= 1:
+        parser.error(f"--wrong-item is {wrong_item}; give a share from 0 to 1")
+    settings, rates = replace(default, **options), Rates(wrong_item=wrong_item)
     begin = time.perf_counter()
     tokenizer = make_tokenizer([], corpus())
-    examples = make_examples(tokenizer, settings, Rates(), workers, demonstrations)
+    examples = make_examples(tokenizer, settings, rates, workers, demonstrations)
     made = time.perf_counter() - begin
     sys.stderr.write(f"{len(examples.lengths)} examples of up to {examples.ids.shape[1]} tokens in {made:.0f} s\n")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -254,10 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nn.Module.to(shipped, device)
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     record = {
-        "command": f"python -m scripts.lab.lookup --output MODEL {flags}",
+        "command": f"python -m scripts.lab.lookup --output MODEL {flags} --wrong-item {wrong_item}",
         "settings": asdict(settings),
         "mixture": MIXTURE,
-        "rates": asdict(Rates()),
+        "rates": asdict(rates),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "vocabulary": len(tokenizer),
         "training": figures,

@@ -6,18 +6,21 @@ import re
 import pytest
 
 from opasd.data.made.lookup import make_puzzles
-from scripts.lab.lookup import CONTEXTS, MIXTURE, Rates, _drill_question, response
+from scripts.lab.lookup import CONTEXTS, MIXTURE, Rates, _drill_question, main, response
 from scripts.lab.measure import is_right
 
 PUZZLES = make_puzzles("pretrain", 300)
 
 
-@pytest.mark.parametrize(("kind", "low", "high"), [("student", 0.22, 0.42), ("thinking", 0.62, 0.85)])
-def test_students_are_right_as_often_as_their_rates_say(kind, low, high):
-    rng = random.Random(0)
-    texts = ["".join(text for text, _ in response(puzzle, kind, Rates(), rng)) for puzzle in PUZZLES]
+@pytest.mark.parametrize(
+    ("kind", "wrong_item", "low", "high"),
+    [("student", 0.6, 0.22, 0.42), ("thinking", 0.6, 0.62, 0.85), ("student", 0.95, 0.08, 0.24), ("student", 0.0, 1, 1)],
+)
+def test_students_are_right_as_often_as_their_rates_say(kind, wrong_item, low, high):
+    rng, rates = random.Random(0), Rates(wrong_item=wrong_item)
+    texts = ["".join(text for text, _ in response(puzzle, kind, rates, rng)) for puzzle in PUZZLES]
     right = sum(is_right(text, puzzle.answer) for text, puzzle in zip(texts, PUZZLES, strict=True))
-    assert low < right / len(PUZZLES) < high
+    assert low <= right / len(PUZZLES) <= high
 
 
 def test_privileged_responses_learn_no_mistake():
@@ -44,3 +47,11 @@ def test_a_drill_repeats_the_statements_that_it_asks_for():
     assert learned
     assert asked == [line.split(":")[0] for line in text.splitlines()]
     assert all(line in question for line in text.splitlines())
+
+
+def test_a_share_of_mistakes_above_one_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--output", str(tmp_path / "model"), "--wrong-item", "1.5"])
+    assert stopped.value.code == 2
+    assert "--wrong-item is 1.5; give a share from 0 to 1" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
