@@ -14,7 +14,7 @@ PUZZLES = make_puzzles("pretrain", 300)
 
 @pytest.mark.parametrize(
     ("kind", "wrong_item", "low", "high"),
-    [("student", 0.6, 0.22, 0.42), ("thinking", 0.6, 0.62, 0.85), ("student", 0.95, 0.08, 0.24), ("student", 0.0, 1, 1)],
+    [("student", 0.6, 0.2, 0.4), ("thinking", 0.6, 0.6, 0.9), ("student", 0.95, 0.08, 0.24), ("student", 0.0, 1, 1)],
 )
 def test_students_are_right_as_often_as_their_rates_say(kind, wrong_item, low, high):
     rng, rates = random.Random(0), Rates(wrong_item=wrong_item)
