@@ -1,6 +1,6 @@
 """Print every figure of docs/evidence that the records beside this file have.
 
-    python results/tables.py [index] [arithmetic] [math] [gsm8k] [lab] [lookup] [planned] [tested]
+    python results/tables.py [index] [arithmetic] [math] [gsm8k] [lab] [lookup] [planned] [tested] [stubborn]
 
 Without a name it prints all parts.
 """
@@ -13,11 +13,12 @@ from tables_index import print_index
 from tables_lab import print_lab
 from tables_lookup import print_lookup
 from tables_planned import print_planned
+from tables_stubborn import print_stubborn
 from tables_tested import print_tested
 
 PARTS = {
     "index": print_index, "arithmetic": print_arithmetic, "math": print_math, "gsm8k": print_gsm8k, "lab": print_lab,
-    "lookup": print_lookup, "planned": print_planned, "tested": print_tested,
+    "lookup": print_lookup, "planned": print_planned, "tested": print_tested, "stubborn": print_stubborn,
 }  # fmt: skip
 
 

@@ -26,7 +26,9 @@ OTHERS = {
 GREEDY = {
     "arithmetic, 0.5B": "arithmetic/greedy",
     "arithmetic, 1.5B": "arithmetic/greedy-larger",
+    "GSM8K, 0.5B": "gsm8k/greedy-0.5b",
     "GSM8K, 1.5B": "gsm8k/greedy",
+    "MATH-500, 0.5B": "math/greedy",
 }
 """Where the base's greedy answers are, of the tasks that have them."""
 PROBED = ("arithmetic", "math", "lab")

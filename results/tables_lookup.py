@@ -18,7 +18,7 @@ ARMS = {
     "opsd": ("OPSD", "pointers", ""),
     "opasd-last": ("OPASD, last layer", "pointers", "opsd"),
     "opasd-look": ("OPASD, layers 4 and 5", "pointers", "opsd"),
-    "opasd-shuffled": ("OPASD, layers 4 and 5, shuffled", "pointers", "opsd"),
+    "opasd-shuffled": ("OPASD, layers 4 and 5, `shuffle`", "pointers", "opsd"),
     "attention": ("attention alone, layers 4 and 5", "pointers", "opsd"),
     "opsd-solution": ("OPSD", "solution", "opsd"),
     "opasd-solution": ("OPASD, layers 4 and 5", "solution", "opsd-solution"),
@@ -68,7 +68,12 @@ Figures = dict[int, float]
 @cache
 def rollouts(arm: str, sweep: str) -> Figures:
     """Return the late rollouts' accuracy of each seed."""
-    steps = {seed: training_steps(sweep, name)[LATE] for seed, name in _runs(arm, sweep).items()}
+    return rollouts_of(arm, sweep, LATE)
+
+
+def rollouts_of(arm: str, sweep: str, window: slice) -> Figures:
+    """Return the accuracy of the rollouts of some steps, of each seed."""
+    steps = {seed: training_steps(sweep, name)[window] for seed, name in _runs(arm, sweep).items()}
     return {seed: 100 * float(np.mean([row["rollout/accuracy"] for row in rows])) for seed, rows in steps.items()}
 
 

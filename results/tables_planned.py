@@ -23,6 +23,7 @@ CLIPS = {
 }
 BASELINES = {"sft": "SFT on the solutions", "rejection": "rejection sampling"}
 PAIRS = {"reverse KL, no clip": "", "forward KL, per-token clip": "-per-token"}
+LONG = "arithmetic/thousands"
 WINDOWS = (slice(3), slice(-8, None))
 """The first steps and the last ones."""
 
@@ -31,24 +32,26 @@ def accuracy(model: Evaluation) -> str:
     return with_interval(map(per_cent, estimate(list(model.shares().values()))))
 
 
-def clip_rows(seed: int = 1) -> list[str]:
-    """Return the rows of 120 steps by clip: what the tests and the steps say. A clip that has not run is left out."""
+def clip_rows() -> list[str]:
+    """Return the rows of 120 steps by clip: each seed's accuracy, and the mean of all else. Only with all seeds."""
     rows = []
     for run, label in CLIPS.items():
-        name = f"{run}-seed-{seed}"
-        if name not in evaluated_models("arithmetic/clips"):
-            continue
-        model, steps = load_evaluation("arithmetic/clips", name), training_steps("arithmetic/clips", name)
-        turned = trend(steps, "token/reversed", 100, "{:.0f} %") if "token/reversed" in steps[0] else "–"
-        divergence = trend(steps, "token/divergence", 1, "{:.3f}")
-        cells = [label, accuracy(model), f"{model.tokens:.0f}", f"{model.cut_off:.1f} %", turned, divergence]
+        names = [f"{run}-seed-{seed}" for seed in SEEDS]
+        models = [load_evaluation("arithmetic/clips", name) for name in names]
+        runs = [training_steps("arithmetic/clips", name) for name in names]
+        means = [100 * fmean(model.shares().values()) for model in models]
+        turned = trend(runs, "token/reversed", 100, "{:.0f} %") if "token/reversed" in runs[0][0] else "–"
+        cells = [label, *(f"{own:.1f}" for own in means), f"{fmean(means):.1f} ± {stdev(means):.1f}"]
+        cells += [f"{fmean(model.tokens for model in models):.0f}", f"{fmean(model.cut_off for model in models):.1f} %"]
+        cells += [turned, trend(runs, "token/divergence", 1, "{:.3f}")]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
-def trend(steps: Sequence[dict[str, float]], metric: str, scale: float, form: str) -> str:
-    """Return a metric's mean over the first steps and over the last ones."""
-    return " → ".join(form.format(scale * fmean(row[metric] for row in steps[part])) for part in WINDOWS)
+def trend(runs: Sequence[Sequence[dict[str, float]]], metric: str, scale: float, form: str) -> str:
+    """Return a metric's mean over the first steps and over the last ones, over all runs."""
+    ends = (fmean(row[metric] for steps in runs for row in steps[part]) for part in WINDOWS)
+    return " → ".join(form.format(scale * end) for end in ends)
 
 
 def opsd() -> list[Evaluation]:
@@ -111,24 +114,32 @@ def seed_rows() -> list[str]:
 
 def long_rows() -> list[str]:
     """Return the rows of rollouts of up to 2,048 tokens on 1.5B: answers, then the rollouts of training."""
-    sweep, rows = "arithmetic/thousands", []
-    base, opsd = (load_evaluation(sweep, name) for name in ("base", "opsd-seed-1"))
-    for name, label in {"base": "base", "opsd-seed-1": "OPSD", "opasd-seed-1": "OPASD"}.items():
-        model, steps = load_evaluation(sweep, name), training_steps(sweep, name) if name != "base" else []
-        differences = [against([model], [other]) if model not in (other, base) else "" for other in (base, opsd)]
-        cells = [
-            label,
-            accuracy(model),
-            *differences,
-            f"{model.tokens:.0f}",
-            f"{max(r['tokens'] for r in model.rows):,}",
-        ]
-        cells += [trend(steps, "rollout/length_mean", 1, "{:.0f}")] if steps else [""]
-        cells += [f"{max(row['rollout/length_max'] for row in steps):,.0f}"] if steps else [""]
-        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
-    return rows
+    rows, base = [], load_evaluation(LONG, "base")
+    rows.append(["base", "", accuracy(base), "", "", *lengths(base), "", ""])
+    for seed in SEEDS:
+        opsd, opasd = (load_evaluation(LONG, f"{method}-seed-{seed}") for method in ("opsd", "opasd"))
+        for label, model in {"OPSD": opsd, "OPASD": opasd}.items():
+            steps = training_steps(LONG, f"{label.lower()}-seed-{seed}")
+            over = against([opasd], [opsd]) if model is opasd else ""
+            cells = [label, str(seed), accuracy(model), against([model], [base]), over]
+            cells += [*lengths(model), trend([steps], "rollout/length_mean", 1, "{:.0f}")]
+            rows.append([*cells, f"{max(row['rollout/length_max'] for row in steps):,.0f}"])
+    return [f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |") for cells in rows]
+
+
+def lengths(model: Evaluation) -> list[str]:
+    """Return the mean number of an answer's tokens, and that of the longest."""
+    return [f"{model.tokens:.0f}", f"{max(row['tokens'] for row in model.rows):,}"]
+
+
+def long_difference() -> str:
+    """Return OPASD − OPSD of the long rollouts: over seeds, then over problems."""
+    pairs = [[load_evaluation(LONG, f"{method}-seed-{seed}") for method in ("opasd", "opsd")] for seed in SEEDS]
+    own = [100 * fmean(opasd.gains(opsd).values()) for opasd, opsd in pairs]
+    return f"{with_interval(over_seeds(own), sign=True)} over seeds, {against(*zip(*pairs, strict=True))} over problems"
 
 
 def print_planned() -> None:
-    for table in filter(None, (*map(clip_rows, SEEDS), baseline_rows(), seed_rows(), long_rows())):
+    for table in (clip_rows(), baseline_rows(), seed_rows(), long_rows()):
         print("\n".join(table), end="\n\n")
+    print(f"long rollouts, OPASD − OPSD: {long_difference()}")

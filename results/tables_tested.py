@@ -27,7 +27,7 @@ LOOKUP: tuple[Arm, ...] = (
     ("lookup/objectives", "opasd-look", "OPASD, layers 4 and 5", "opsd"),
     ("lookup/head", "head-4.1", "OPASD, head 4.1", "lookup/objectives/opsd"),
     ("lookup/head", "head-5.2", "OPASD, head 5.2", "lookup/objectives/opsd"),
-    ("lookup/controls", "opasd-shuffled", "OPASD, layers 4 and 5, shuffled", "lookup/objectives/opsd"),
+    ("lookup/controls", "opasd-shuffled", "OPASD, layers 4 and 5, `shuffle`", "lookup/objectives/opsd"),
     ("lookup/controls", "attention", "attention alone, layers 4 and 5", "lookup/objectives/opsd"),
     ("lookup/controls", "opsd-clip", "OPSD, per-token clip", "lookup/objectives/opsd"),
     ("lookup/controls", "opasd-look-clip", "OPASD, layers 4 and 5, per-token clip", "opsd-clip"),

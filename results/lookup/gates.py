@@ -1,6 +1,6 @@
 """Measure the gate of `lookup` with other wordings of the pointers, at single heads and at the forks alone.
 
-    python results/lookup/gates.py              # writes gates.json; needs models/lookup
+    python results/lookup/gates.py [MODEL RECORD]       # writes gates.json; needs models/lookup
 
 The gate asks that the target have twice the student's attention on the statement that a step needs. A wording is a
 teacher's message, a reference, and how the pointers are written. All are read on the same 10 validation problems; those
@@ -37,7 +37,7 @@ from opasd.prompts.needs import needed_steps
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 
-MODEL, RECORD = "models/lookup", Path(__file__).with_name("gates.json")
+MODEL, RECORD = "models/lookup", str(Path(__file__).with_name("gates.json"))
 BEFORE, AFTER = "{reference}Problem: {question}\n\n{instruction}", PromptConfig().teacher
 USE, ANSWER = "Use statements {pointers}.\n\n", "The final answer is {answer}.\n\n"
 LAYERS, ENTROPY = (4, 5), 0.5
@@ -93,9 +93,9 @@ Row = tuple[str, bool, float, list[list[float]]]
 class Reader:
     """Reads responses in both roles."""
 
-    def __init__(self) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(MODEL)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    def __init__(self, model: str) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.scorer, self.decode = Scorer(self.model, LAYERS), decoder(self.tokenizer)
         self.heads = self.model.config.num_attention_heads
         self.measures = ["4 and 5", "4", "5"]
@@ -159,8 +159,8 @@ def gate(rows: Sequence[Row], measure: int) -> list[float]:
 
 
 @torch.no_grad()
-def measure() -> dict[str, Any]:
-    reader, record = Reader(), dict[str, Any]()
+def measure(model: str) -> dict[str, Any]:
+    reader, record = Reader(model), dict[str, Any]()
     for reading, (part, wordings, own) in READINGS.items():
         rows: dict[str, list[Row]] = {wording: [] for wording in wordings}
         for number, puzzle in enumerate(make_puzzles("validation", part.stop)[part]):
@@ -177,13 +177,14 @@ def measure() -> dict[str, Any]:
                 f"{name}{part}": gate(chosen, index)
                 for index, name in kept
                 for part, chosen in parts.items()
-                if not part or name in ("4 and 5", "5", "5.2")
+                if not part or name in ("4 and 5", "5", "4.2", "5.2")
             }
     return record
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    record = measure()
-    RECORD.write_text(json.dumps(record, ensure_ascii=False).replace("}, ", "},\n") + "\n", encoding="utf-8")
-    sys.stdout.write(f"{RECORD.name}: {sum(len(own) for own in record.values())} readings\n")
+    model, path = sys.argv[1:] or (MODEL, RECORD)
+    record = measure(model)
+    Path(path).write_text(json.dumps(record, ensure_ascii=False).replace("}, ", "},\n") + "\n", encoding="utf-8")
+    sys.stdout.write(f"{path}: {sum(len(own) for own in record.values())} readings\n")
