@@ -6,6 +6,7 @@
     opasd-opsd.svg      OPASD − OPSD on the same problems, one row an experiment
     clip.svg            accuracy after 120 steps by clip, with and without the attention loss; the gradients reversed
     clip-steps.svg      right rollouts over 120 steps, by clip
+    stubborn-steps.svg  the stubborn student's right rollouts over 40 steps, by objective
     embedded.svg        the embedded model's rollouts over 40 steps, by objective
     solution-mass.svg   ρ over the steps, by task and reference
     attention-by-weight.svg   the attention divergence over the steps, by λ
@@ -69,6 +70,12 @@ CLIPS = {
     "per token": ("opsd-paper-per-token", "opasd-paper"),
 }
 CLIP_RUNS = {"pointwise": "pointwise", "masked": "masked", "per-token": "per token", "none": "none"}
+STUBBORN = {
+    "opsd-2e-3": "OPSD",
+    "opsd-4e-3": "OPSD, 4e-3",
+    "last-0.1-2e-3": "OPASD, ratio 0.1",
+    "last-1-2e-3": "OPASD, ratio 1",
+}
 OBJECTIVES = {"opsd-per-token": "OPSD", "opasd": "OPASD", "attention": "attention alone"}
 ALL_SEEDS = (*SEEDS, 2, 3, 4, 5, 6, 7, 8)
 
@@ -122,11 +129,12 @@ def forest() -> Figure:
 def clips() -> Figure:
     """Accuracy after 120 steps, forward KL, by clip and objective, and the share of gradients that the clip reverses.
 
-    That share is of OPSD's run of `arithmetic/clips`, over the first three steps and over the last eight: the records
+    That share is of OPSD's runs of `arithmetic/clips`, over the first three steps and over the last eight: the records
     of the others are older than the metric. The per-token clip leaves a gradient as it is or takes it away.
     """
-    reversed_ = [row["token/reversed"] for row in training_steps("arithmetic/clips", "pointwise-seed-1")]
-    first, last = (100 * np.mean(reversed_[part]) for part in (slice(3), slice(-8, None)))
+    runs = [training_steps("arithmetic/clips", f"pointwise-seed-{seed}") for seed in SEEDS]
+    reversed_ = np.array([[row["token/reversed"] for row in steps] for steps in runs])
+    first, last = (100 * reversed_[:, part].mean() for part in (slice(3), slice(-8, None)))
     names = [f"pointwise: {first:.0f} → {last:.0f} % reversed", "per token: none reversed"]
     series = {"OPSD": [], "OPASD": []}
     for runs in CLIPS.values():
@@ -147,30 +155,37 @@ def clips() -> Figure:
 
 
 def clip_steps() -> Figure:
-    """Right rollouts over 120 steps by clip: the mean of ten steps at a time."""
-    series = []
-    for slot, (run, label) in enumerate(CLIP_RUNS.items()):
-        right = [row["rollout/accuracy"] for row in training_steps("arithmetic/clips", f"{run}-seed-1")]
-        blocks = np.array(right).reshape(-1, 10).mean(1).tolist()
-        series.append(Series(label, slot, [(10.0 * n + 5, share) for n, share in enumerate(blocks)], marks=True))
+    """Right rollouts over 120 steps by clip."""
     return Figure(
-        "clip-steps", "OPSD with forward KL: right rollouts by clip", "line", "step",
-        "right, %", series, percent=True, from_zero=True,
+        "clip-steps", "OPSD with forward KL: right rollouts by clip (band: three seeds)", "line", "step",
+        "right, %", _right("arithmetic/clips", CLIP_RUNS, SEEDS, 10), percent=True, from_zero=True,
     )  # fmt: skip
+
+
+def stubborn_steps() -> Figure:
+    """Right rollouts of the stubborn student by objective."""
+    return Figure(
+        "stubborn-steps", "Stubborn student: right rollouts (band: four seeds)", "line", "step",
+        "right, %", _right("lookup/stubborn", STUBBORN, (1, 2, 3, 4), 2), percent=True, from_zero=True,
+    )  # fmt: skip
+
+
+def _right(sweep: str, runs: dict[str, str], seeds: Sequence[int], block: int) -> list[Series]:
+    """Return a line and a band for each run: the mean of its seeds, some steps at a time, and their range."""
+    series = []
+    for slot, (run, label) in enumerate(runs.items()):
+        curves = [[row["rollout/accuracy"] for row in training_steps(sweep, f"{run}-seed-{seed}")] for seed in seeds]
+        blocks = np.array(curves).reshape(len(seeds), -1, block).mean(2)
+        steps = [float(block * n + block // 2 + block % 2) for n in range(blocks.shape[1])]
+        mean = blocks.mean(0).tolist()
+        low, high = blocks.min(0).tolist(), blocks.max(0).tolist()
+        series.append(Series(label, slot, list(zip(steps, mean, strict=True)), low, high, marks=True))
+    return series
 
 
 def embedded() -> Figure:
     """The embedded model's rollouts: the mean of three seeds, five steps at a time."""
-    series = []
-    for slot, (run, label) in enumerate(OBJECTIVES.items()):
-        curves = [
-            [row["rollout/accuracy"] for row in training_steps("lab/methods", f"{run}-seed-{seed}")] for seed in SEEDS
-        ]
-        blocks = np.array(curves).reshape(len(SEEDS), -1, 5).mean(2)
-        steps = [5.0 * n + 3 for n in range(blocks.shape[1])]
-        mean = blocks.mean(0).tolist()
-        low, high = blocks.min(0).tolist(), blocks.max(0).tolist()
-        series.append(Series(label, slot, list(zip(steps, mean, strict=True)), low, high, marks=True))
+    series = _right("lab/methods", OBJECTIVES, SEEDS, 5)
     return Figure(
         "embedded", "Embedded task: right rollouts in training (band: three seeds)", "line", "step", "right, %", series,
         percent=True, from_zero=True,
@@ -254,6 +269,7 @@ def figures() -> dict[str, str]:
     drawn = {"opasd-opsd": forest(), "clip": clips(), "embedded": embedded(), "probe-gain": probe_against_gain()}
     drawn |= {
         "clip-steps": clip_steps(),
+        "stubborn-steps": stubborn_steps(),
         "solution-mass": solution_mass(),
         "attention-by-weight": attention_by_weight(),
     }

@@ -143,9 +143,9 @@ def rows_searched() -> list[list[str]]:
     return table
 
 
-def gates() -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Return what lookup/gates.py wrote: by problems read, wording and measure."""
-    return json.loads((HERE / "lookup/gates.json").read_text(encoding="utf-8"))
+def gates(model: str = "lookup") -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Return what lookup/gates.py wrote of a model: by problems read, wording and measure."""
+    return json.loads((HERE / "lookup/gates.json").read_text(encoding="utf-8"))[model]
 
 
 def rows_of_wordings() -> list[list[str]]:

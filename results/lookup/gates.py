@@ -1,6 +1,9 @@
 """Measure the gate of `lookup` with other wordings of the pointers, at single heads and at the forks alone.
 
-    python results/lookup/gates.py [MODEL RECORD]       # writes gates.json; needs models/lookup
+    python results/lookup/gates.py             # needs models/lookup
+    python results/lookup/gates.py stubborn    # needs models/stubborn; reads the recipe's wording alone
+
+It puts what it read into gates.json, under the model's name.
 
 The gate asks that the target have twice the student's attention on the statement that a step needs. A wording is a
 teacher's message, a reference, and how the pointers are written. All are read on the same 10 validation problems; those
@@ -37,7 +40,7 @@ from opasd.prompts.needs import needed_steps
 from opasd.prompts.pairs import PromptBuilder
 from opasd.prompts.rollout import Rollout
 
-MODEL, RECORD = "models/lookup", str(Path(__file__).with_name("gates.json"))
+RECORD = Path(__file__).with_name("gates.json")
 BEFORE, AFTER = "{reference}Problem: {question}\n\n{instruction}", PromptConfig().teacher
 USE, ANSWER = "Use statements {pointers}.\n\n", "The final answer is {answer}.\n\n"
 LAYERS, ENTROPY = (4, 5), 0.5
@@ -93,9 +96,9 @@ Row = tuple[str, bool, float, list[list[float]]]
 class Reader:
     """Reads responses in both roles."""
 
-    def __init__(self, model: str) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    def __init__(self, name: str) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(f"models/{name}")
+        self.model: Any = AutoModelForCausalLM.from_pretrained(f"models/{name}", dtype=torch.float32).eval()
         self.scorer, self.decode = Scorer(self.model, LAYERS), decoder(self.tokenizer)
         self.heads = self.model.config.num_attention_heads
         self.measures = ["4 and 5", "4", "5"]
@@ -159,9 +162,10 @@ def gate(rows: Sequence[Row], measure: int) -> list[float]:
 
 
 @torch.no_grad()
-def measure(model: str) -> dict[str, Any]:
-    reader, record = Reader(model), dict[str, Any]()
-    for reading, (part, wordings, own) in READINGS.items():
+def measure(name: str) -> dict[str, Any]:
+    reader, record = Reader(name), dict[str, Any]()
+    for reading, (part, read, own) in READINGS.items():
+        wordings = read if name == "lookup" else KEPT[:1]
         rows: dict[str, list[Row]] = {wording: [] for wording in wordings}
         for number, puzzle in enumerate(make_puzzles("validation", part.stop)[part]):
             gold = reader.tokenizer(puzzle.solution, add_special_tokens=False)["input_ids"]
@@ -177,14 +181,14 @@ def measure(model: str) -> dict[str, Any]:
                 f"{name}{part}": gate(chosen, index)
                 for index, name in kept
                 for part, chosen in parts.items()
-                if not part or name in ("4 and 5", "5", "4.2", "5.2")
+                if chosen and (not part or name in ("4 and 5", "5", "4.2", "5.2"))
             }
     return record
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    model, path = sys.argv[1:] or (MODEL, RECORD)
-    record = measure(model)
-    Path(path).write_text(json.dumps(record, ensure_ascii=False).replace("}, ", "},\n") + "\n", encoding="utf-8")
-    sys.stdout.write(f"{path}: {sum(len(own) for own in record.values())} readings\n")
+    (model,) = sys.argv[1:] or ("lookup",)
+    records = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    records[model] = measure(model)
+    RECORD.write_text(json.dumps(records, ensure_ascii=False).replace("}, ", "},\n") + "\n", encoding="utf-8")
