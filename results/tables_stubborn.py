@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from records import training_runs
 from summaries import load_evaluation, training_steps
-from tables_lookup import Figures, difference, rollouts_of, validated
+from tables_lookup import Figures, difference, gains, rollouts_of, validated
 from tables_planned import accuracy
 
 SWEEP, CONTROL = "lookup/stubborn", "lookup/permuted-cpu"
@@ -29,6 +29,18 @@ CONTROLS = {
     "permuted": "the same with a permuted target, λ = 4",
 }
 EARLY = slice(5, 12)
+ELSEWHERE = {
+    "arithmetic 0.5B, solution": (("arithmetic/objectives", "arithmetic/seeds"), "opasd", "opsd"),
+    "arithmetic 1.5B, 2,048 tokens, solution": (("arithmetic/thousands",), "opasd", "opsd"),
+    "GSM8K 0.5B, solution": (("gsm8k/objectives",), "opasd", "opsd"),
+    "MATH 0.5B, solution": (("math/objectives",), "opasd", "opsd"),
+    "embedded, solution": (("lab/methods",), "opasd", "opsd-per-token"),
+    "embedded, final answer": (("lab/answer",), "opasd", "opsd"),
+    "lookup, solution": (("lookup/pilot",), "opasd-solution", "opsd-solution"),
+    "lookup, pointers, last layer": (("lookup/objectives",), "opasd-last", "opsd"),
+    "lookup, pointers, layers 4 and 5": (("lookup/objectives",), "opasd-look", "opsd"),
+}
+"""A task and its reference: sweeps, and the runs that are compared, with the same rate and token loss."""
 
 
 @cache
@@ -62,6 +74,20 @@ def control_rows() -> list[list[str]]:
     return table
 
 
+def elsewhere_rows() -> list[list[str]]:
+    """Return the cells of OPASD − OPSD in the rollouts of steps 6 to 10 and 11 to 20, by task."""
+    table = []
+    for label, (sweeps, *arms) in ELSEWHERE.items():
+        windows = []
+        for window in (slice(5, 10), slice(10, 20)):
+            pair = [
+                {seed: one for sweep in sweeps for seed, one in rollouts_of(arm, sweep, window).items()} for arm in arms
+            ]
+            windows.append(pair)
+        table.append([label, str(len(gains(*windows[0]))), *(difference(*pair) for pair in windows)])
+    return table
+
+
 def divergences() -> str:
     """Return the control's divergences over the first three steps and the last three."""
     parts = []
@@ -82,7 +108,7 @@ def needed_mass(arm: str = "last-0.3-2e-3") -> str:
 
 
 def print_stubborn() -> None:
-    for table in (rows(), control_rows()):
+    for table in (rows(), control_rows(), elsewhere_rows()):
         for cells in table:
             print(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
         print()
