@@ -1,8 +1,9 @@
-"""The plugin of permuted.yaml: the attention loss with the teacher's target where it is, and with it permuted.
+"""The plugin of permuted.yaml: the attention loss with the teacher's target where it is, and with it elsewhere.
 
 `look` is the package's attention loss over the captured layers. `look_permuted` gives each position of the prompt the
 target's share of another one: the same shares, at random places. Each rollout has a permutation of its own, which its
-tokens decide. (`handling: shuffle` is another thing: it moves the solution's share alone, 1.6 % with pointers.)
+tokens decide, so no student can learn it. `look_mirrored` turns the prompt round: the first position gets the last one's
+share. This can be learned, and says as little of the problem. (`handling: shuffle` is another thing: it moves the solution's share alone, 1.6 % with pointers.)
 """
 
 from collections.abc import Callable
@@ -21,9 +22,17 @@ def permuted(alignment: Alignment, rollout: Rollout) -> Alignment:
     """Return the alignment with the teacher's prompt positions in a random order."""
     prompt = alignment.in_prompt.nonzero().flatten()
     generator = torch.Generator().manual_seed(hash(tuple(rollout.completion_ids)) % 2**32)
-    order = prompt[torch.randperm(len(prompt), generator=generator).to(prompt.device)]
+    return _in_order(alignment, prompt[torch.randperm(len(prompt), generator=generator).to(prompt.device)])
+
+
+def mirrored(alignment: Alignment, _: Rollout) -> Alignment:
+    """Return the alignment with the teacher's prompt positions from the last to the first."""
+    return _in_order(alignment, alignment.in_prompt.nonzero().flatten().flip(0))
+
+
+def _in_order(alignment: Alignment, order: Tensor) -> Alignment:
     shared = alignment.teacher_shared.clone()
-    shared[prompt] = alignment.teacher_shared[order]
+    shared[alignment.in_prompt] = alignment.teacher_shared[order]
     return replace(alignment, teacher_shared=shared)
 
 
@@ -46,3 +55,4 @@ def divergence(place: Callable[[Alignment, Rollout], Alignment]) -> Callable[[op
 
 opasd.register_loss_term("look", divergence(lambda alignment, _: alignment))
 opasd.register_loss_term("look_permuted", divergence(permuted))
+opasd.register_loss_term("look_mirrored", divergence(mirrored))
