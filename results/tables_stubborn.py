@@ -7,12 +7,11 @@ paired by seed, and their intervals are Student's t over seeds.
 from functools import cache
 from statistics import fmean, stdev
 
-from records import training_runs
 from summaries import load_evaluation, training_steps
-from tables_lookup import Figures, difference, gains, rollouts_of, validated
+from tables_lookup import Figures, difference, gains, rollouts, rollouts_of, validated
 from tables_planned import accuracy
 
-SWEEP, CONTROL = "lookup/stubborn", "lookup/permuted-cpu"
+SWEEP, CONTROL, PILOT = "lookup/stubborn", "lookup/permuted-cpu", "lookup/permuted-pilot-cpu"
 ARMS = {
     **{f"opsd-{rate}": ("OPSD", rate, "–") for rate in ("1e-3", "2e-3", "4e-3")},
     **{
@@ -26,8 +25,10 @@ ARMS = {
 CONTROLS = {
     "opsd": "OPSD",
     "look": "OPASD, last layer, λ = 7",
-    "permuted": "the same with a permuted target, λ = 4",
+    "permuted": "target permuted, λ = 4",
+    "mirrored": "target mirrored, λ = 4",
 }
+TERMS = {"look": "term/look", "permuted": "term/look_permuted", "mirrored": "term/look_mirrored"}
 EARLY = slice(5, 12)
 ELSEWHERE = {
     "arithmetic 0.5B, solution": (("arithmetic/objectives", "arithmetic/seeds"), "opasd", "opsd"),
@@ -36,9 +37,11 @@ ELSEWHERE = {
     "MATH 0.5B, solution": (("math/objectives",), "opasd", "opsd"),
     "embedded, solution": (("lab/methods",), "opasd", "opsd-per-token"),
     "embedded, final answer": (("lab/answer",), "opasd", "opsd"),
-    "lookup, solution": (("lookup/pilot",), "opasd-solution", "opsd-solution"),
-    "lookup, pointers, last layer": (("lookup/objectives",), "opasd-last", "opsd"),
-    "lookup, pointers, layers 4 and 5": (("lookup/objectives",), "opasd-look", "opsd"),
+    "lookup, solution, 1e-3, ratio 1, layers 4 and 5": (("lookup/pilot",), "opasd-solution", "opsd-solution"),
+    "lookup, pointers, 1e-3, ratio 1, layers 4 and 5": (("lookup/again",), "look-1-1e-3", "opsd-1e-3"),
+    "lookup, pointers, 1e-3, ratio 1, last layer": (("lookup/again",), "last-1-1e-3", "opsd-1e-3"),
+    "lookup, pointers, 2e-3, ratio 0.1, layers 4 and 5": (("lookup/objectives",), "opasd-look", "opsd"),
+    "lookup, pointers, 2e-3, ratio 0.1, last layer": (("lookup/objectives",), "opasd-last", "opsd"),
 }
 """A task and its reference: sweeps, and the runs that are compared, with the same rate and token loss."""
 
@@ -63,23 +66,35 @@ def rows() -> list[list[str]]:
 
 
 def control_rows() -> list[list[str]]:
-    """Return the cells of the control: early rollouts, and their lead over OPSD and over the target in its place."""
-    if not any(name.startswith("permuted-") for name in training_runs(CONTROL)):
-        return []
+    """Return the cells of the control: early rollouts, the lead over OPSD and over the target in place, divergence."""
     table = []
     for arm, label in CONTROLS.items():
-        own = early(arm, CONTROL)
-        leads = [difference(own, early(other, CONTROL)) if other != arm else "" for other in ("opsd", "look")]
-        table.append([label, str(len(own)), f"{fmean(own.values()):.1f}", leads[0], leads[1] if arm != "opsd" else ""])
+        if own := early(arm, CONTROL):
+            over = [difference(own, early(other, CONTROL)) for other in ("opsd", "look")]
+            shown = {"opsd": ["", ""], "look": [over[0], ""]}.get(arm, over)
+            nats = f"{training_steps_of(arm, 'token/divergence', EARLY):.3f}"
+            table.append([label, str(len(own)), f"{fmean(own.values()):.1f}", *shown, nats])
     return table
 
 
+def pilot_control() -> str:
+    """Return the lead of a permuted target over OPSD at the pilot's rate, in its measure."""
+    return difference(*(rollouts(arm, PILOT) for arm in ("permuted", "opsd")))
+
+
+def training_steps_of(arm: str, metric: str, window: slice, sweep: str = CONTROL) -> float:
+    """Return a metric's mean over some steps of all seeds."""
+    return fmean(
+        row[metric] for seed in early(arm, sweep) for row in training_steps(sweep, f"{arm}-seed-{seed}")[window]
+    )
+
+
 def elsewhere_rows() -> list[list[str]]:
-    """Return the cells of OPASD − OPSD in the rollouts of steps 6 to 10 and 11 to 20, by task."""
+    """Return the cells of OPASD − OPSD in the rollouts of steps 6 to 10, 11 to 20 and 21 to 40, by task."""
     table = []
     for label, (sweeps, *arms) in ELSEWHERE.items():
         windows = []
-        for window in (slice(5, 10), slice(10, 20)):
+        for window in (slice(5, 10), slice(10, 20), slice(20, 40)):
             pair = [
                 {seed: one for sweep in sweeps for seed, one in rollouts_of(arm, sweep, window).items()} for arm in arms
             ]
@@ -88,23 +103,37 @@ def elsewhere_rows() -> list[list[str]]:
     return table
 
 
-def divergences() -> str:
-    """Return the control's divergences over the first three steps and the last three."""
-    parts = []
-    for arm, term in (("look", "term/look"), ("permuted", "term/look_permuted")):
-        seeds = [training_steps(CONTROL, f"{arm}-seed-{seed}") for seed in early(arm, CONTROL)]
-        ends = [fmean(row[term] for steps in seeds for row in steps[part]) for part in (slice(3), slice(-3, None))]
-        parts.append(f"{term} {ends[0]:.2f} → {ends[1]:.2f}")
-    return ", ".join(parts)
+def divergences() -> dict[str, str]:
+    """Return the control's divergences from its targets, over the first three steps and the last three."""
+    ends = slice(3), slice(-3, None)
+    return {
+        arm: " → ".join(f"{training_steps_of(arm, term, part):.2f}" for part in ends)
+        for arm, term in TERMS.items()
+        if early(arm, CONTROL)
+    }
 
 
-def needed_mass(arm: str = "last-0.3-2e-3") -> str:
-    """Return the needed statements' share of the student's attention and of the target's in the first three steps."""
-    seeds = [training_steps(SWEEP, f"{arm}-seed-{seed}")[:3] for seed in early(arm, SWEEP)]
-    return " and ".join(
-        f"{fmean(row[f'attention/{metric}'] for steps in seeds for row in steps):.3f}"
-        for metric in ("needed_mass", "needed_target")
-    )
+def needed_mass(arm: str) -> str:
+    """Return the share of what a step copies in the target and in the student's attention, in the first three steps."""
+    metrics = ("needed_target", "needed_mass")
+    return " and ".join(f"{training_steps_of(arm, f'attention/{own}', slice(3), SWEEP):.3f}" for own in metrics)
+
+
+def in_the_plans_window() -> list[str]:
+    """Return the lead over OPSD in the rollouts of steps 11 to 20, at a ratio of 1: layers 4 and 5, then the last."""
+    own = [rollouts_of(arm, SWEEP, slice(10, 20)) for arm in ("look-1-2e-3", "last-1-2e-3", "opsd-2e-3")]
+    return [difference(one, own[2]) for one in own[:2]]
+
+
+def against_the_larger_rate() -> str:
+    """Return how far OPSD at 4e-3 is ahead of the fastest OPASD in early rollouts."""
+    return difference(early("opsd-4e-3", SWEEP), early("look-1-2e-3", SWEEP))
+
+
+def late(arm: str) -> str:
+    """Return OPASD − OPSD of the first model in the rollouts of steps 31 to 40."""
+    own, opsd = (rollouts_of(one, "lookup/objectives", slice(30, 40)) for one in (arm, "opsd"))
+    return difference(own, opsd)
 
 
 def print_stubborn() -> None:
@@ -112,6 +141,10 @@ def print_stubborn() -> None:
         for cells in table:
             print(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
         print()
-    print(f"needed statements, student and target: {needed_mass()}")
-    if control_rows():
-        print(divergences())
+    for arm in ("last-0.3-2e-3", "look-0.3-2e-3"):
+        print(f"what a step copies, {arm}, target and student: {needed_mass(arm)}")
+    print(f"ratio 1, steps 11 to 20: {in_the_plans_window()}")
+    print(f"OPSD at 4e-3 against layers 4 and 5 at a ratio of 1: {against_the_larger_rate()}")
+    print(f"first model, steps 31 to 40: look {late('opasd-look')}, last {late('opasd-last')}")
+    print(divergences())
+    print(f"pilot's rate, target permuted - OPSD: {pilot_control()}, {len(rollouts('permuted', PILOT))} seeds")

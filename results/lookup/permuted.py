@@ -2,8 +2,9 @@
 
 `look` is the package's attention loss over the captured layers. `look_permuted` gives each position of the prompt the
 target's share of another one: the same shares, at random places. Each rollout has a permutation of its own, which its
-tokens decide, so no student can learn it. `look_mirrored` turns the prompt round: the first position gets the last one's
-share. This can be learned, and says as little of the problem. (`handling: shuffle` is another thing: it moves the solution's share alone, 1.6 % with pointers.)
+tokens decide, so no student can learn it. `look_mirrored` turns the prompt round: the first position gets the share of
+the last one. This can be learned, and says as little of the problem. (`handling: shuffle` is another thing: it moves
+the solution's share alone, 1.6 % with pointers.)
 """
 
 from collections.abc import Callable

@@ -51,10 +51,21 @@ def test_what_is_said_of_the_stubborn_student(tables):
     assert min(leads) == 6.6
     assert max(leads) == 25.0
     for label, _, *leads in tables.elsewhere_rows():
-        assert any("[+" in lead for lead in leads) == ("pointers" in label), "an early lead with pointers alone"
-    assert sum("−" in lead.split(", ")[1] for *_, a, b in tables.elsewhere_rows() for lead in (a, b)) == 2
-    student, target = tables.needed_mass().split(" and ")
-    assert f"the needed statements have {target} of the target and {student} of the student's attention" in page
+        assert any("[+" in lead for lead in leads) == ("pointers" in label), "a lead with pointers alone"
+    last, look = (tables.needed_mass(f"{place}-0.3-2e-3") for place in ("last", "look"))
+    target, student = last.split(" and ")
+    assert f"has {target} of the target and {student} of the student's attention at the last layer, {look} at" in page
+    look, last = tables.in_the_plans_window()
+    assert f"at a ratio of 1 is {look} at layers 4 and 5 and {last} at the last" in page
+    assert f"it is {tables.against_the_larger_rate()} against the fastest OPASD" in page
+    assert f"In steps 31 to 40 it is {tables.late('opasd-look')} and {tables.late('opasd-last')}" in page
+    lead = tables.pilot_control()
+    assert f"the lead over OPSD is {lead}, three seeds on a CPU" in page
+    assert len(tables.rollouts("permuted", tables.PILOT)) == 3
+    for arm, ends in tables.divergences().items():
+        assert (
+            f"{'in place' if arm == 'look' else 'moved ones'} ({'divergence ' if arm == 'look' else ''}{ends}" in page
+        )
     gates = import_module("tables_lookup").gates("stubborn")
     read = next(iter(gates["gold, others"].values()))
     shares = [f"{100 * share:.0f} %" for share in read["4.2 fork"][1:3]]
@@ -65,19 +76,22 @@ def test_what_is_said_of_the_stubborn_student(tables):
 def test_another_rollout_is_another_row(tables, monkeypatch):
     before = tables.rows(), tables.control_rows()
     monkeypatch.setattr(tables, "early", lambda arm, sweep: {seed: float(seed + len(arm)) for seed in (1, 2, 3, 4)})
-    assert all(new[-2:] != old[-2:] for new, old in zip(tables.rows()[1:], before[0][1:], strict=True))
-    assert tables.control_rows() != before[1] or not before[1]
+    for old, new in zip(before, (tables.rows()[1:], tables.control_rows()), strict=True):
+        assert all(row != other for row, other in zip(new, old[-len(new) :], strict=True))
 
 
+@pytest.mark.parametrize("place", ["permuted", "mirrored"])
 @given(problem=st.integers(1, 12), tail=st.integers(0, 3), tokens=st.integers(1, 9), ids=st.lists(st.integers(0, 9)))
-def test_a_permuted_alignment_moves_the_prompt_alone(plugin, problem, tail, tokens, ids):
+def test_a_control_moves_the_prompt_alone(plugin, place, problem, tail, tokens, ids):
     alignment, rollout = make_alignment(problem=problem, tail=tail, tokens=tokens), SimpleNamespace(completion_ids=ids)
-    moved = plugin.permuted(alignment, rollout)
+    moved = getattr(plugin, place)(alignment, rollout)
     prompt = alignment.in_prompt
     assert moved.teacher_shared[~prompt].tolist() == alignment.teacher_shared[~prompt].tolist()
     assert sorted(moved.teacher_shared[prompt].tolist()) == alignment.teacher_shared[prompt].tolist()
     assert moved.student_shared.tolist() == alignment.student_shared.tolist()
-    assert plugin.permuted(alignment, rollout).teacher_shared.tolist() == moved.teacher_shared.tolist()
+    assert getattr(plugin, place)(alignment, rollout).teacher_shared.tolist() == moved.teacher_shared.tolist()
+    if place == "mirrored":
+        assert moved.teacher_shared[prompt].tolist() == alignment.teacher_shared[prompt].tolist()[::-1]
 
 
 def test_each_rollout_has_a_permutation_of_its_own(plugin):
@@ -86,22 +100,21 @@ def test_each_rollout_has_a_permutation_of_its_own(plugin):
     assert len({tuple(map(int, order)) for order in orders}) == 5
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_the_terms_are_the_divergences_from_both_targets(plugin, in_place):
+@pytest.mark.parametrize("place", ["", "permuted", "mirrored"])
+def test_the_terms_are_the_divergences_from_their_targets(plugin, place):
     """In float64, by the definition of the Jensen-Shannon divergence, a mean over steps and over two layers."""
+    move = getattr(plugin, place) if place else lambda alignment, _: alignment
     batch, expected = SimpleNamespace(rollouts=[], alignments=[], student=[], teacher=[]), []
     for number in range(3):
         alignment = make_alignment(problem=9 + number, tokens=4)
         rollout = SimpleNamespace(completion_ids=[number, 7])
         pairs = [make_layers(alignment, seed=10 * number + layer) for layer in range(2)]
-        where = alignment if in_place else plugin.permuted(alignment, rollout)
-        expected.append(sum(mean_divergence(*pair, where) for pair in pairs) / 2)
+        expected.append(sum(mean_divergence(*pair, move(alignment, rollout)) for pair in pairs) / 2)
         batch.rollouts.append(rollout)
         batch.alignments.append(alignment)
         batch.student.append(SimpleNamespace(layers=[pair[0] for pair in pairs]))
         batch.teacher.append(SimpleNamespace(layers=[pair[1] for pair in pairs]))
-    term = plugin.divergence((lambda alignment, _: alignment) if in_place else plugin.permuted)
-    assert term(batch).tolist() == pytest.approx(expected, rel=1e-10)
+    assert plugin.divergence(move)(batch).tolist() == pytest.approx(expected, rel=1e-10)
 
 
 def mean_divergence(student, teacher, alignment) -> float:
