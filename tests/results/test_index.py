@@ -66,7 +66,7 @@ def test_the_first_sentences_are_the_records(tables):
         round(lookup.over_seeds(lookup.gains(pilot[arm], pilot["opsd"]))[0]) for arm in ("opasd-look", "opasd-last")
     ]
     top = " ".join(PAGE.split("\n\n")[1].split())
-    assert f"a pilot's lead of {leads[0]} to {leads[1]} points" in top
+    assert f"a pilot had OPASD {leads[0]} to {leads[1]} points above OPSD" in " ".join(PAGE.split())
     assert top.count("**") == 6
     lost = round(tables.mean("embedded, 1.9 M", "OPSD") - tables.mean("embedded, 1.9 M", "OPASD"))
     assert f"On the embedded model it costs {lost} points" in PAGE
