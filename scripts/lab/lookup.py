@@ -255,6 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     save(model, tokenizer, out)
     shipped = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     nn.Module.to(shipped, device)
+    count, read = settings.measured, AutoTokenizer.from_pretrained(out)
+    measured = measure(shipped, read, count) if count else {}
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     record = {
         "command": f"python -m scripts.lab.lookup --output MODEL {flags} --wrong-item {wrong_item}",
@@ -264,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "vocabulary": len(tokenizer),
         "training": figures,
-        "measured": measure(shipped, AutoTokenizer.from_pretrained(out), settings.measured),
+        "measured": measured,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "versions": {"torch": torch.__version__},
     }

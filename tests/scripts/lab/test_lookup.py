@@ -1,7 +1,9 @@
 """Demonstrations of the task `lookup`: right with a reference, wrong at the set rate without, no mistake learned."""
 
+import json
 import random
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -55,3 +57,11 @@ def test_a_share_of_mistakes_above_one_is_refused(tmp_path, capsys):
     assert stopped.value.code == 2
     assert "--wrong-item is 1.5; give a share from 0 to 1" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+def test_the_record_of_a_model_says_how_often_its_student_goes_wrong(tmp_path):
+    tiny = ["--steps", "1", "--batch", "2", "--examples", "8", "--measured", "0", "--wrong-item", "0.95"]
+    main(["--output", str(tmp_path / "model"), *tiny])
+    record = json.loads((tmp_path / "model/TRAINING.json").read_text(encoding="utf-8"))
+    assert record["rates"] == {**asdict(Rates()), "wrong_item": 0.95}
+    assert record["command"].endswith("--wrong-item 0.95")
