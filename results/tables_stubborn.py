@@ -7,6 +7,7 @@ paired by seed, and their intervals are Student's t over seeds.
 from functools import cache
 from statistics import fmean, stdev
 
+from records import read_document
 from summaries import load_evaluation, training_steps
 from tables_lookup import Figures, difference, gains, rollouts, rollouts_of, validated
 from tables_planned import accuracy
@@ -75,6 +76,24 @@ def control_rows() -> list[list[str]]:
             nats = f"{training_steps_of(arm, 'token/divergence', EARLY):.3f}"
             table.append([label, str(len(own)), f"{fmean(own.values()):.1f}", *shown, nats])
     return table
+
+
+def pretrained() -> dict[str, float]:
+    """Return what the stubborn model's record says: its seconds, and what is right in each context, in per cent."""
+    record = read_document(f"{SWEEP}/TRAINING.json")
+    shares = {name: 100 * own["accuracy"]["value"] for name, own in record["measured"].items() if isinstance(own, dict)}
+    return {"seconds": record["training"]["seconds"], **shares}
+
+
+def moved_by_shuffle() -> list[str]:
+    """Return which share of the target `shuffle` moves, in per cent: the pilot's model, then the stubborn one."""
+    arms = ("lookup/pilot", "opasd-shuffled-seed-1"), (SWEEP, "shuffled-0.3-2e-3-seed-1")
+    return [f"{100 * training_steps(*arm)[0]['attention/solution_mass']:.1f} %" for arm in arms]
+
+
+def larger_rate_elsewhere() -> str:
+    """Return what the first model's OPSD at 4e-3 has in the rollouts of steps 11 to 20."""
+    return f"{fmean(rollouts_of('opsd-4e-3', 'lookup/search', slice(10, 20)).values()):.1f} %"
 
 
 def pilot_control() -> str:
@@ -147,4 +166,7 @@ def print_stubborn() -> None:
     print(f"OPSD at 4e-3 against layers 4 and 5 at a ratio of 1: {against_the_larger_rate()}")
     print(f"first model, steps 31 to 40: look {late('opasd-look')}, last {late('opasd-last')}")
     print(divergences())
+    print(f"pretraining: {pretrained()}")
+    print(f"moved by shuffle: {moved_by_shuffle()}")
+    print(f"first model, OPSD at 4e-3, steps 11 to 20: {larger_rate_elsewhere()}")
     print(f"pilot's rate, target permuted - OPSD: {pilot_control()}, {len(rollouts('permuted', PILOT))} seeds")

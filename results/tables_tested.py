@@ -169,6 +169,24 @@ def steps_11_to_20(arm: str) -> str:
     return f"rollouts of steps 11 to 20 {fmean(own):.1f} and {fmean(opsd):.1f}, {lead}"
 
 
+def first_five(arm: str) -> str:
+    """Return an arm's difference from OPSD over the first five seeds, which ran first."""
+    own = [100 * fmean(first.gains(second).values()) for first, second in both_of("lookup/objectives", arm, "opsd")]
+    return with_interval(over_seeds(own[:5]), sign=True)
+
+
+def run_again() -> list[str]:
+    """Return the accuracy of runs that were made twice, with the same seed: the first time, then the second."""
+    rows = []
+    for arm in ("opsd", *LOOK_ARMS):
+        for seed, model in models("lookup/objectives-again", arm).items():
+            pair = models("lookup/objectives", arm)[seed], model
+            rows.append(
+                f"{arm}, seed {seed}: " + ", ".join(f"{100 * fmean(one.shares().values()):.1f}" for one in pair)
+            )
+    return rows
+
+
 def needed_over_training(arm: str) -> str:
     """Return the needed statements' share of the student's attention and of the target's, over training."""
     metrics = ("attention/needed_mass", "attention/needed_target")
@@ -192,6 +210,8 @@ def print_tested() -> None:
     for arm in LOOK_ARMS:
         print(f"{arm} - opsd by seed: {by_seed('lookup/objectives', arm, 'opsd')}; {steps_11_to_20(arm)}")
     print(needed_over_training("opasd-look"))
+    print(f"first five seeds, opasd-look: {first_five('opasd-look')}")
+    print("\n".join(run_again()))
     for sweep, arm in AFTER_THINKING:
         print(f"thinking, {arm} - opsd by seed: {by_seed(sweep, arm, 'lookup/thinking/opsd')}")
     for step, share in thinking_rollouts().items():

@@ -59,6 +59,14 @@ def test_what_is_said_of_the_stubborn_student(tables):
     assert f"at a ratio of 1 is {look} at layers 4 and 5 and {last} at the last" in page
     assert f"it is {tables.against_the_larger_rate()} against the fastest OPASD" in page
     assert f"In steps 31 to 40 it is {tables.late('opasd-look')} and {tables.late('opasd-last')}" in page
+    own = tables.pretrained()
+    assert f"--wrong-item 0.95 # {own['seconds']:.0f} s on an H200" in page
+    alone = f"right in {own['student, t1.0']:.1f} % of 600 test problems at temperature 1 and in"
+    assert f"{alone} {own['student, greedy']:.1f} % with the likeliest token" in page
+    assert {int(share) for name, share in own.items() if "before" in name or "after" in name} == {99}
+    assert "".join(tables.moved_by_shuffle()) == "1.6 %1.3 %"
+    assert all(f"moves {share} of the target" in page for share in tables.moved_by_shuffle())
+    assert f"OPSD at 4e-3 has {tables.larger_rate_elsewhere()} in steps 11 to 20" in page
     lead = tables.pilot_control()
     assert f"the lead over OPSD is {lead}, three seeds on a CPU" in page
     assert len(tables.rollouts("permuted", tables.PILOT)) == 3

@@ -143,6 +143,9 @@ def test_what_the_pages_say_of_the_test_problems(tables):
     }
     assert {run for run, changed in again.items() if changed} == {("opsd", 5)}
     assert len(again) == 4
+    assert f"behind at the looking layers in each ({tables.first_five('opasd-look')})" in page
+    first, second = tables.run_again()[0].removeprefix("opsd, seed 5: ").split(", ")
+    assert f"OPSD's seed 5 had {second} in place of {first}" in page
     thinking = [row.split(" | ")[2] for row in tables.rows("lookup, evaluated with thinking")]
     assert f"{thinking[0].partition(' ')[0]} % before, {thinking[1]} after OPSD, {thinking[2]} after OPASD" in index
     base = tables.models("lookup/thinking", "base")[0]
